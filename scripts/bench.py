@@ -1,4 +1,4 @@
-"""Measure speed beside a named peer in the same run.
+"""Compare speed with a named peer in the same run.
 
 Times are CPU seconds of one thread, and seconds of the clock on a GPU.
 
@@ -9,7 +9,7 @@ Times are CPU seconds of one thread, and seconds of the clock on a GPU.
                   [--vllm]              # peer: HFLM
     python scripts/bench.py launch      # 1,000 trainings submitted; a table as jobs and here
                   [--slurm]
-    python scripts/bench.py plan        # plans beside 10,000 finished runs; peer: the imports
+    python scripts/bench.py plan        # plans with 10,000 finished runs; peer: the imports
     python scripts/bench.py report      # 12,264 results; peer: the imports; page in Chromium
 
 The ratio of a row is our time divided by the peer's: lower is faster. --record writes
@@ -33,7 +33,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ sys.path += [str(ROOT / "tests"), str(ROOT / "tests/slurm")]
 
 from pipeline.runs.provenance import git_state, machine_facts, package_versions  # noqa: E402
 
-SLOWER = 1.1  # times the record's ratio
+SLOWER = 1.1  # A row is marked if its ratio exceeds this times the recorded ratio.
+QUEUED = 75  # exit status of a command whose jobs are all in Slurm's queue
 Row = dict[str, Any]
 
 
@@ -51,66 +53,99 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=("train", "merge", "evaluate", "launch", "plan", "report"))
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="of each measurement; the median stands"
-    )
-    parser.add_argument("--small", action="store_true", help="as little as shows that it works")
-    parser.add_argument("--model", type=Path, help="evaluate: a folder")
-    parser.add_argument(
-        "--data_root", type=Path, help="evaluate: a folder with mgsm/, and mgsm_steps/ if there"
-    )
-    parser.add_argument("--questions", type=int, default=64, help="evaluate: of a language")
-    parser.add_argument("--languages", nargs="+", default=["en", "sw"], help="evaluate")
-    parser.add_argument("--dtype", default="float32", help="evaluate")
-    parser.add_argument("--batch_size", type=int, default=8, help="evaluate")
-    parser.add_argument("--vllm", action="store_true", help="evaluate: vLLM too, of the extra vllm")
-    parser.add_argument("--mergekit", metavar="PYTHON", help="merge: one that has mergekit")
-    parser.add_argument(
-        "--slurm",
-        action="store_true",
-        help="launch: on the Slurm of two nodes of tests/slurm, as root",
-    )
-    parser.add_argument(
-        "--record", nargs="?", const="", metavar="NAME", help="by default that of the measurement"
-    )
+    add_options(parser)
     asked = parser.parse_args()
-    load, file = os.getloadavg(), ROOT / f"results/bench/{asked.record or asked.name}.json"
+    load = os.getloadavg()
+    file = ROOT / f"results/bench/{asked.record or asked.name}.json"
+    earlier_ratios = recorded_ratios(file)
+    measure = globals()[asked.name]
     rows: list[Row] = []
-    known = {}
-    if file.is_file():
-        known = json.loads(file.read_text())
-    before = {}
-    for row in known.get("rows", ()):
-        if row.get("ratio"):
-            before[row["what"]] = row["ratio"]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # Slurm's nodes read it
-        for row in globals()[asked.name](asked, Path(folder)):
-            if row.get("ratio", 0.0) > SLOWER * before.get(row["what"], math.inf):
-                row["slower_than"] = before[row["what"]]
+        for row in measure(asked, Path(folder)):
+            earlier = earlier_ratios.get(row["what"], math.inf)
+            if row.get("ratio", 0.0) > SLOWER * earlier:
+                row["slower_than"] = earlier
             rows.append(row)
             print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     if asked.record is not None:
-        shown = {}
-        for key, value in vars(asked).items():
-            if key not in ("model", "data_root", "vllm", "mergekit"):
-                shown[key] = value
-        about = {
-            "machine": machine_facts(),
-            "versions": package_versions(),
-            "git": git_state(),
-            "load": load,
-        }
-        file.write_text(
-            json.dumps({**about, "asked": shown, "rows": rows}, indent=1) + "\n", encoding="utf-8"
-        )
+        write_record(file, asked, load, rows)
     return int(any("slower_than" in row for row in rows))
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("name", choices=("train", "merge", "evaluate", "launch", "plan", "report"))
+    add("--rounds", type=int, default=3, help="repetitions; the median is reported")
+    add("--small", action="store_true", help="use tiny sizes, to check that the script works")
+    add("--model", type=Path, help="evaluate: a model's folder")
+    add("--data_root", type=Path, help="evaluate: a folder with mgsm/ and optionally mgsm_steps/")
+    add("--questions", type=int, default=64, help="evaluate: questions per language")
+    add("--languages", nargs="+", default=["en", "sw"], help="evaluate")
+    add("--dtype", default="float32", help="evaluate")
+    add("--batch_size", type=int, default=8, help="evaluate")
+    add("--vllm", action="store_true", help="evaluate: also time vLLM (needs the extra vllm)")
+    add("--mergekit", metavar="PYTHON", help="merge: a Python with mergekit")
+    slurm_help = "launch: also run on the two Slurm nodes of tests/slurm, as root"
+    add("--slurm", action="store_true", help=slurm_help)
+    record_help = "write a record; its default name is the measurement's"
+    add("--record", nargs="?", const="", metavar="NAME", help=record_help)
+
+
+def recorded_ratios(file: Path) -> dict[str, float]:
+    """Return the ratio of each row of a record, or an empty dict without a record."""
+    if not file.is_file():
+        return {}
+    ratios = {}
+    for row in json.loads(file.read_text()).get("rows", ()):
+        if row.get("ratio"):
+            ratios[row["what"]] = row["ratio"]
+    return ratios
+
+
+def write_record(
+    file: Path, asked: argparse.Namespace, load: tuple[float, float, float], rows: list[Row]
+) -> None:
+    shown = vars(asked).copy()
+    for key in ("model", "data_root", "vllm", "mergekit"):
+        shown.pop(key, None)
+    record = {
+        "machine": machine_facts(),
+        "versions": package_versions(),
+        "git": git_state(),
+        "load": load,
+        "asked": shown,
+        "rows": rows,
+    }
+    file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
 def row(what: str, seconds: float, peer: str, peer_seconds: float, **more: Any) -> Row:
-    times = {"seconds": round(seconds, 3), "peer": peer, "peer_seconds": round(peer_seconds, 3)}
-    return {"what": what, **times, "ratio": round(seconds / peer_seconds, 3), **more}
+    return {
+        "what": what,
+        "seconds": round(seconds, 3),
+        "peer": peer,
+        "peer_seconds": round(peer_seconds, 3),
+        "ratio": round(seconds / peer_seconds, 3),
+        **more,
+    }
+
+
+class MemoryWatcher(threading.Thread):
+    """A thread that samples the anonymous memory of a process until `done` is set."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self.status = Path(f"/proc/{process}/status")
+        self.done = threading.Event()
+        self.peak_kb = 0
+
+    def run(self) -> None:
+        while not self.done.wait(0.005):
+            # The file disappears, or loses its memory lines, when the process ends.
+            with contextlib.suppress(OSError, IndexError):
+                after_label = self.status.read_text().split("RssAnon:")[1]
+                self.peak_kb = max(self.peak_kb, int(after_label.split()[0]))
 
 
 def command(words: list[str], status: int = 0, **environment: str) -> dict[str, Any]:
@@ -118,7 +153,8 @@ def command(words: list[str], status: int = 0, **environment: str) -> dict[str, 
 
     Times are seconds of the clock and of the CPU. Memory is anonymous memory.
     """
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    cpu_before = children_cpu_seconds()
+    begun = time.perf_counter()
     process = subprocess.Popen(
         words,
         stdout=subprocess.PIPE,
@@ -126,50 +162,42 @@ def command(words: list[str], status: int = 0, **environment: str) -> dict[str, 
         text=True,
         env=os.environ | environment,
     )
-    peak, done = [0], threading.Event()
-
-    def sample() -> None:
-        while not done.wait(0.005):
-            with contextlib.suppress(OSError, IndexError):
-                peak[0] = max(
-                    peak[0],
-                    int(
-                        Path(f"/proc/{process.pid}/status")
-                        .read_text()
-                        .split("RssAnon:")[1]
-                        .split()[0]
-                    ),
-                )
-
-    watcher = threading.Thread(target=sample)
+    watcher = MemoryWatcher(process.pid)
     watcher.start()
     said, _ = process.communicate()
     wall = time.perf_counter() - begun
-    done.set()
+    watcher.done.set()
     watcher.join()
     if process.returncode != status:
-        raise SystemExit(f"{' '.join(words)[:400]}: status {process.returncode}, not {status}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        shown = " ".join(words)[:400]
+        raise SystemExit(f"{shown}: status {process.returncode}, expected {status}")
     return {
         "wall": wall,
-        "cpu": cpu,
-        "anonymous_mb": peak[0] // 1024,
+        "cpu": children_cpu_seconds() - cpu_before,
+        "anonymous_mb": watcher.peak_kb // 1024,
         "said": said.strip().splitlines()[-1:],
     }
 
 
+def children_cpu_seconds() -> float:
+    """Return the CPU seconds of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def pipeline(words: list[str], status: int = 0, **environment: str) -> float:
-    """CPU seconds of a command of ours."""
+    """Return the CPU seconds of a command of this package."""
     asked = [sys.executable, "-m", "pipeline", *words, "tracking.mode=disabled"]
     return command(asked, status, WANDB_MODE="disabled", **environment)["cpu"]
 
 
 def imports(rounds: int) -> float:
-    """CPU seconds of a command that is refused before anything is read."""
-    return statistics.median(
-        pipeline(["stage=status", "status.nothing=1"], 1) for _ in range(rounds)
-    )
+    """Return the median CPU seconds of a command that fails before it reads a file.
+
+    Such a command only imports the package.
+    """
+    unknown_key = ["stage=status", "status.nothing=1"]
+    return statistics.median(pipeline(unknown_key, 1) for _ in range(rounds))
 
 
 # --- train ---
@@ -194,9 +222,9 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
     torch.set_num_threads(1)
     if asked.small:
-        layers, width, counted = (4, 64, 4)
+        layers, width, counted = 4, 64, 4
     else:
-        layers, width, counted = (16, 192, 8)
+        layers, width, counted = 16, 192, 8
     config = LlamaConfig(
         vocab_size=1024,
         hidden_size=width,
@@ -225,8 +253,9 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
             self.ends.append(time.process_time())
 
     def step(name: str) -> float:
-        """Median CPU seconds of a step; the first two are not counted."""
-        (knobs, partition), steps = ways[name], counted + 2
+        """Return the median CPU seconds of a step, without the first two steps."""
+        knobs, partition = ways[name]
+        steps = counted + 2
         torch.manual_seed(0)
         sft = Sft(
             name=name,
@@ -251,49 +280,47 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         args = trainer_arguments(stage, text=False, validated=False, output=folder)
         ids = torch.randint(4, 1024, (steps * 4, 128)).tolist()
         rows = Dataset.from_dict({"input_ids": ids, "labels": ids})
-        given: dict[str, Any] = {"model": model, "args": args, "processing_class": make_tokenizer()}
+        shared: dict[str, Any] = {
+            "model": model,
+            "args": args,
+            "processing_class": make_tokenizer(),
+        }
         trainer: Any
         if name == "bare":
-            trainer = SFTTrainer(train_dataset=rows, **given)
+            trainer = SFTTrainer(train_dataset=rows, **shared)
         else:
-            trainer = Trainer(
-                train_dataset=dict.fromkeys(parts, rows), sft=sft, parts=parts, **given
-            )
+            datasets = dict.fromkeys(parts, rows)
+            trainer = Trainer(train_dataset=datasets, sft=sft, parts=parts, **shared)
         plan_steps(args, sft, steps)
         Clock.ends = []
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Clock())
         trainer.train()
-        return statistics.median(
-            end - begun for begun, end in zip(Clock.ends[1:], Clock.ends[2:], strict=False)
-        )
+        return statistics.median(end - begun for begun, end in pairwise(Clock.ends[1:]))
 
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(asked.rounds):
-        for name in ways if number % 2 else reversed(ways):  # what comes first gains nothing by it
+        # The order alternates, so that no method always runs first.
+        order = list(ways)
+        if number % 2 == 0:
+            order.reverse()
+        for name in order:
             found[name].append(step(name))
-    medians = {name: statistics.median(each) for name, each in found.items()}
-    for name in list(ways)[1:]:
-        paired = [mine / bare for mine, bare in zip(found[name], found["bare"], strict=True)]
-        more = {"ratios": [round(one, 3) for one in paired], "layers": layers, "width": width}
-        yield row(
-            f"1,000 steps of {name}",
-            1e3 * medians[name],
-            "SFTTrainer",
-            1e3 * medians["bare"],
-            **more,
-        )
+    bare_times = found.pop("bare")
+    bare_seconds = 1e3 * statistics.median(bare_times)
+    for name, times in found.items():
+        ratios = [round(mine / bare, 3) for mine, bare in zip(times, bare_times, strict=True)]
+        seconds = 1e3 * statistics.median(times)
+        more = {"ratios": ratios, "layers": layers, "width": width}
+        yield row(f"1,000 steps of {name}", seconds, "SFTTrainer", bare_seconds, **more)
 
 
 # --- merge ---
 
-MERGES: dict[
-    str, tuple[str, dict[str, Any]]
-] = {  # outside parameters are math's where nothing is to be computed
-    "swap": (
-        "layer_swap",
-        {"bottom_layers": 3, "embeddings": "math", "final_norm": "math", "head": "math"},
-    ),
+# The swap copies the math expert's outside parameters, so that it computes no tensor.
+OUTSIDE = {"embeddings": "math", "final_norm": "math", "head": "math"}
+MERGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "swap": ("layer_swap", {"bottom_layers": 3, **OUTSIDE}),
     "soup": ("soup", {}),
     "TIES": ("ties", {}),
     "swap of folders that no run made": ("layer_swap", {}),
@@ -326,56 +353,55 @@ def merge(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     else:
         sizes = (2048, 8192, 16, 32, 8, 128256)
     make_checkpoints(folder, *sizes)
-    found: dict[str, list[dict[str, float]]] = {}
+    names = ["cp", *MERGES]
+    if asked.mergekit:
+        names += [f"mergekit {name}" for name in list(MERGES)[:3]]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(asked.rounds):
-        for name in (
-            "cp",
-            *MERGES,
-            *(f"mergekit {name}" for name in list(MERGES)[:3] if asked.mergekit),
-        ):
-            for place in ("out", "runs"):
-                shutil.rmtree(folder / place, ignore_errors=True)
-            for path in folder.glob("*/*.safetensors"):  # into the page cache
-                path.read_bytes()
-            os.sync()
-            if name == "cp":
-                made = command(["cp", "-r", str(folder / "math"), str(folder / "out")])
-                mine = {"seconds": made["cpu"], "wall": made["wall"]}
-            elif name.startswith("mergekit "):
-                (folder / "merge.json").write_text(
-                    json.dumps(for_mergekit(name.removeprefix("mergekit "), folder))
-                )
-                made = command(
-                    [
-                        asked.mergekit,
-                        "-c",
-                        MERGEKIT,
-                        str(folder / "merge.json"),
-                        str(folder / "out"),
-                    ]
-                )
-                mine = json.loads(made["said"][0])
-            else:
-                made = command(
-                    [sys.executable, "-c", ENGINE, str(Path(__file__).parent), name, str(folder)]
-                )
-                mine = json.loads(made["said"][0])
-            found.setdefault(name, []).append(mine | {"anonymous_mb": made["anonymous_mb"]})
+        for name in names:
+            prepare_merge(folder)
+            found[name].append(timed_merge(name, folder, asked.mergekit))
 
     def median(name: str, key: str) -> float:
-        return statistics.median(one[key] for one in found[name])
+        return statistics.median(times[key] for times in found[name])
 
     for name in MERGES:
-        for peer in filter(found.__contains__, ("cp", f"mergekit {name}")):
+        for peer in ("cp", f"mergekit {name}"):
+            if peer not in found:
+                continue
             wall = round(median(name, "wall") / median(peer, "wall"), 2)
             more = {"wall_ratio": wall, "anonymous_mb": median(name, "anonymous_mb")}
-            yield row(
-                f"{name}, beside {peer}",
-                median(name, "seconds"),
-                peer,
-                median(peer, "seconds"),
-                **more,
-            )
+            # The records have this name, and ratios are compared by it.
+            what = f"{name}, beside {peer}"
+            yield row(what, median(name, "seconds"), peer, median(peer, "seconds"), **more)
+
+
+def prepare_merge(folder: Path) -> None:
+    """Delete earlier outputs and read the weights into the page cache."""
+    for place in ("out", "runs"):
+        shutil.rmtree(folder / place, ignore_errors=True)
+    for path in folder.glob("*/*.safetensors"):
+        path.read_bytes()
+    os.sync()
+
+
+def timed_merge(name: str, folder: Path, mergekit: str) -> dict[str, float]:
+    """Return the times and the peak memory of one merge, or of a copy by cp."""
+    out = str(folder / "out")
+    if name == "cp":
+        made = command(["cp", "-r", str(folder / "math"), out])
+        times = {"seconds": made["cpu"], "wall": made["wall"]}
+    elif name.startswith("mergekit "):
+        config = for_mergekit(name.removeprefix("mergekit "), folder)
+        file = folder / "merge.json"
+        file.write_text(json.dumps(config))
+        made = command([mergekit, "-c", MERGEKIT, str(file), out])
+        times = json.loads(made["said"][0])
+    else:
+        scripts = str(Path(__file__).parent)
+        made = command([sys.executable, "-c", ENGINE, scripts, name, str(folder)])
+        times = json.loads(made["said"][0])
+    return {**times, "anonymous_mb": made["anonymous_mb"]}
 
 
 def make_checkpoints(
@@ -383,7 +409,7 @@ def make_checkpoints(
 ) -> None:
     """Write a base, and a math and a language expert 0.002 away from it.
 
-    They have manifests of finished runs. The folders foreign_* have none.
+    They have manifests of finished runs. The folders foreign_* have no manifest.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -408,14 +434,14 @@ def make_checkpoints(
         with torch.no_grad():
             for parameter in model.parameters():
                 noise = torch.randn_like(parameter)
-                parameter.copy_(0.02 * noise if role == "base" else parameter + 0.002 * noise)
+                if role == "base":
+                    parameter.copy_(0.02 * noise)
+                else:
+                    parameter.copy_(parameter + 0.002 * noise)
         model.save_pretrained(folder / role, max_shard_size="1GB")
-        vocab = {
-            "version": "1.0",
-            "added_tokens": [],
-            "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
-        }
-        (folder / role / "tokenizer.json").write_text(json.dumps(vocab))
+        word_level = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+        tokenizer = {"version": "1.0", "added_tokens": [], "model": word_level}
+        (folder / role / "tokenizer.json").write_text(json.dumps(tokenizer))
         if role != "base":
             shutil.copytree(folder / role, folder / f"foreign_{role}", copy_function=os.link)
         weights = {"digests": digest_tensors(folder / role)}
@@ -427,7 +453,8 @@ def make_checkpoints(
             "cost": {"seconds": 1.0},
         }
         (folder / role / "manifest.json").write_text(json.dumps(made))
-    time.sleep(3)  # files that were touched within two seconds are not trusted to be unchanged
+    # A merge does not trust files that changed within the last two seconds.
+    time.sleep(3)
 
 
 def opened(name: str, folder: Path) -> Any:
@@ -437,50 +464,38 @@ def opened(name: str, folder: Path) -> Any:
     from pipeline.models.checkpoint import Checkpoint
 
     method, knobs = MERGES[name]
+    math_, language = (Checkpoint.open(folder / role) for role in ("math", "language"))
     if method == "layer_swap":
-        sides = ("math", "language")
+        experts = {"math": math_, "language": language}
+        config = METHODS[method](math="m", language="l", **knobs)
     else:
-        sides = ("0", "1")
-    experts = {
-        side: Checkpoint.open(folder / role)
-        for side, role in zip(sides, ("math", "language"), strict=True)
-    }
-    if method == "layer_swap":
-        named = {"math": "m", "language": "l"}
-    else:
-        named = {"experts": ["m", "l"]}
+        experts = {"0": math_, "1": language}
+        config = METHODS[method](experts=["m", "l"], **knobs)
     base = None
     if method == "ties":
         base = Checkpoint.open(folder / "base")
-    return open_merge(METHODS[method](**named, **knobs), experts, base)
+    return open_merge(config, experts, base)
 
 
 def known_digests(merge: Any) -> dict[str, dict[str, str]]:
-    """As finished runs have them on record."""
+    """Return the digests of the experts' tensors, as their manifests record them."""
     from pipeline.merge import digests
 
     return digests.known_digests(merge, merge.layout.folder)
 
 
 def one_merge(name: str, folder: Path) -> dict[str, float]:
-    """Seconds of one merge in this process, without what importing takes."""
+    """Return the seconds of one merge in this process, without imports."""
     import pipeline.merge.stage
     import pipeline.runs.tracking  # noqa: F401
     from pipeline.config.compose import compose
     from pipeline.launch.launchers import make_single_run
 
     foreign = name == list(MERGES)[-1]
-    words = [
-        "stage=merge",
-        "merge=layer_swap",
-        "merge.bottom_layers=3",
-        "merge.top_layers=0",
-        "threads=1",
-        *(f"merge.{side}={folder}/foreign_{side}" for side in ("math", "language")),
-        *(f"merge.{part}=math" for part in ("embeddings", "final_norm", "head")),
-        f"runs_dir={folder}/runs",
-        "tracking.mode=disabled",
-    ]
+    words = ["stage=merge", "merge=layer_swap", "merge.bottom_layers=3", "merge.top_layers=0"]
+    words += [f"merge.{side}={folder}/foreign_{side}" for side in ("math", "language")]
+    words += [f"merge.{part}={side}" for part, side in OUTSIDE.items()]
+    words += [f"runs_dir={folder}/runs", "threads=1", "tracking.mode=disabled"]
     config: Any = compose(words)
     begun, cpu = time.perf_counter(), time.process_time()
     if foreign:
@@ -502,12 +517,19 @@ def for_mergekit(name: str, folder: Path) -> dict[str, Any]:
             {"sources": [{"model": model, "layer_range": [low, high]}]} for low, high, model in cuts
         ]
         return {"merge_method": "passthrough", "dtype": "bfloat16", "slices": slices}
-    knobs = {"weight": 1.0} | ({"density": 0.2} if name.startswith("TIES") else {})
-    each = {"models": [{"model": model, "parameters": knobs} for model in (math_, language)]}
+    knobs = {"weight": 1.0}
+    if name.startswith("TIES"):
+        knobs["density"] = 0.2
+    models = [{"model": model, "parameters": knobs} for model in (math_, language)]
     if name == "soup":
-        return {"merge_method": "linear", "dtype": "bfloat16", **each}
-    base = {"base_model": str(folder / "base"), "dtype": "float32", "out_dtype": "bfloat16"}
-    return {"merge_method": "ties", **base, **each}
+        return {"merge_method": "linear", "dtype": "bfloat16", "models": models}
+    return {
+        "merge_method": "ties",
+        "base_model": str(folder / "base"),
+        "dtype": "float32",
+        "out_dtype": "bfloat16",
+        "models": models,
+    }
 
 
 # --- evaluate ---
@@ -533,9 +555,8 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         place = Path(tempfile.mkdtemp(dir=folder))
         with harness_tamed():
             settings = Eval("", [task], max_gen_toks=tokens)
-            (loaded,) = load_tasks(
-                task_definitions(settings, [language], asked.data_root, place), Lock()
-            )
+            definitions = task_definitions(settings, [language], asked.data_root, place)
+            (loaded,) = load_tasks(definitions, Lock())
             loaded.build_all_requests(samples=range(asked.questions))
         return loaded.instances
 
@@ -547,7 +568,12 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     ours.load()
     ours.share_prefix = True
     stock = HFLM(pretrained=ours.model, tokenizer=ours.tokenizer, batch_size=asked.batch_size)
-    engine = vllm_model(asked) if asked.vllm else None
+    engines: dict[str, Any] = {"ours": ours}
+    if asked.vllm:
+        engines["vLLM"] = vllm_model(asked)
+    tokens = 128
+    if asked.small:
+        tokens = 16
 
     def seconds(lm: Any, kind: str, asks: list[Instance]) -> tuple[list[Any], float]:
         begun = clock()
@@ -555,12 +581,12 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         return answers, clock() - begun
 
     for language in asked.languages:
-        generated = requests(EvalTask("mgsm", 8), language, 16 if asked.small else 128)
-        few = [request.args[0] for request in requests(EvalTask("mgsm", 5), language, 1)]
+        generated = requests(EvalTask("mgsm", 8), language, tokens)
         letters = []
-        for prompt in few:
+        for request in requests(EvalTask("mgsm", 5), language, 1):
             for letter in "ABCD":
-                letters.append(Instance("loglikelihood", {}, (prompt, f" {letter}"), 0))
+                arguments = (request.args[0], f" {letter}")
+                letters.append(Instance("loglikelihood", {}, arguments, 0))
         sets = {
             "8-shot answers": ("generate_until", generated),
             "5-shot letters": ("loglikelihood", letters),
@@ -570,47 +596,42 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
             sets["choices of several tokens"] = ("loglikelihood", steps)
         for what, (kind, asks) in sets.items():
             theirs, peer = seconds(stock, kind, asks)
-            for name, lm in {"ours": ours, **({"vLLM": engine} if engine else {})}.items():
+            for name, lm in engines.items():
                 found, mine = seconds(lm, kind, asks)
-                pairs = list(zip(found, theirs, strict=True))
-                if kind == "generate_until":
-                    more: Row = {"other_answers": sum(one != two for one, two in pairs)}
-                else:
-                    more = {"largest_difference": max(abs(one[0] - two[0]) for one, two in pairs)}
-                yield row(
-                    f"{what}, {language}, {name}", mine, "HFLM", peer, requests=len(asks), **more
-                )
-    if torch.cuda.is_available():
-        return  # what a command takes to start is a matter of the CPU
-    words = [
-        "stage=eval",
-        f"checkpoint={asked.model.resolve()}",
-        "eval=mgsm_0shot",
-        "languages=[en]",
-        f"data_root={asked.data_root.resolve()}",
-        "eval.limit=1",
-        "eval.max_gen_toks=1",
-        "threads=1",
-    ]
-    start = statistics.median(
-        pipeline([*words, f"runs_dir={folder}/{n}"]) for n in range(asked.rounds)
-    )
-    libraries = [
-        sys.executable,
-        "-c",
-        "import lm_eval.models.huggingface, lm_eval.evaluator, datasets",
-    ]
+                more: Row = {"requests": len(asks), **differences(kind, found, theirs)}
+                yield row(f"{what}, {language}, {name}", mine, "HFLM", peer, **more)
+    # A command's start takes CPU time only, so it is not timed on a GPU.
+    if not torch.cuda.is_available():
+        yield evaluation_start(asked, folder)
+
+
+def differences(kind: str, found: list[Any], theirs: list[Any]) -> Row:
+    """Return how much the results of requests differ from HFLM's."""
+    pairs = zip(found, theirs, strict=True)
+    if kind == "generate_until":
+        return {"other_answers": sum(mine != other for mine, other in pairs)}
+    return {"largest_difference": max(abs(mine[0] - other[0]) for mine, other in pairs)}
+
+
+def evaluation_start(asked: argparse.Namespace, folder: Path) -> Row:
+    """Return the CPU time of an evaluation command with one answer of one token."""
+    model, data_root = asked.model.resolve(), asked.data_root.resolve()
+    words = ["stage=eval", f"checkpoint={model}", "eval=mgsm_0shot", "languages=[en]"]
+    words += [f"data_root={data_root}", "eval.limit=1", "eval.max_gen_toks=1", "threads=1"]
+    times = [pipeline([*words, f"runs_dir={folder}/{n}"]) for n in range(asked.rounds)]
+    imported = "import lm_eval.models.huggingface, lm_eval.evaluator, datasets"
+    libraries = [sys.executable, "-c", imported]
     peer = statistics.median(command(libraries)["cpu"] for _ in range(asked.rounds))
-    yield row("a command with one answer of one token", start, "imports of lm_eval", peer)
+    what = "a command with one answer of one token"
+    return row(what, statistics.median(times), "imports of lm_eval", peer)
 
 
 def vllm_model(asked: argparse.Namespace) -> Any:
     from pipeline.evaluate.model import Answering
     from pipeline.extras.vllm_backend import VllmBackend
 
-    backend = VllmBackend(
-        asked.batch_size, asked.dtype, asked.model, scratch=asked.model
-    )  # a folder: nothing is written
+    # Weights are loaded from the model's folder, so no file is written to `scratch`.
+    backend = VllmBackend(asked.batch_size, asked.dtype, asked.model, scratch=asked.model)
     backend.load()
     return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
 
@@ -647,38 +668,28 @@ sys.exit(status)
 
 
 def first_step(folder: Path) -> float:
-    """CPU seconds of the job of SMALL's first training until its first step; its data are there."""
+    """Return the CPU seconds of the job of SMALL's first training until its first step.
+
+    The data run is finished before.
+    """
     runs_dir = folder / "step"
-    table = [
-        "stage=table",
-        f"table={folder}/small.yaml",
-        f"runs_dir={runs_dir}",
-        "launcher=slurm",
-        "launcher.gpus=0",
-    ]
-    pipeline(
-        [*table, "launcher.workers=1", "launcher.dry_run=true"]
-    )  # an array a level: else it is one job
-    tasks = [
-        json.loads(line)
-        for line in (runs_dir / ".slurm-dry-run/plan.jsonl").read_text().splitlines()
-    ]
+    table = ["stage=table", f"table={folder}/small.yaml", f"runs_dir={runs_dir}"]
+    table += ["launcher=slurm", "launcher.gpus=0", "launcher.dry_run=true"]
+    # A set number of workers gives one array per level. The default is a single job.
+    pipeline([*table, "launcher.workers=1"])
+    plan_folder = runs_dir / ".slurm-dry-run"
+    lines = (plan_folder / "plan.jsonl").read_text().splitlines()
+    tasks = [json.loads(line) for line in lines]
     kinds = dict.fromkeys((task["level"], task["kind"]) for task in tasks)
-    worker = [
-        sys.executable,
-        "-m",
-        "pipeline.launch.worker",
-        "task",
-        str(runs_dir / ".slurm-dry-run"),
-    ]
-    training = next(task for task in tasks if task["stage"] == "sft")
+    worker = [sys.executable, "-m", "pipeline.launch.worker", "task", str(plan_folder)]
+    trainings = [task for task in tasks if task["stage"] == "sft"]
+    training = trainings[0]
     for level, kind in kinds:
         if level < training["level"]:
             command([*worker, str(level), kind])
     state = runs_dir / ".work" / training["hash"] / "state.json"
-    process = subprocess.Popen(
-        [*worker, str(training["level"]), training["kind"]], stderr=subprocess.DEVNULL
-    )
+    task_words = [*worker, str(training["level"]), training["kind"]]
+    process = subprocess.Popen(task_words, stderr=subprocess.DEVNULL)
     while not (state.is_file() and json.loads(state.read_text()).get("step")):
         if process.poll() is not None:
             raise SystemExit(f"the job of {training['name']} ended before its first step")
@@ -702,95 +713,84 @@ def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """
     for name in ("squeue", "scontrol", "sbatch"):
         executable(folder / name, STAND_IN)
-    count = 20 if asked.small else 1000
-    words = [
-        "-m",
-        "stage=sft",
-        "expert=math",
-        "model=sandbox",
-        "recipe=sandbox_math",
-        "threads=1",
-        "launcher=slurm",
-    ]
-    words += [
-        "launcher.gpus=0",
-        f"seed={','.join(map(str, range(count)))}",
-        f"runs_dir={folder}/submitted",
-    ]
-    seconds = pipeline(words, 75, PATH=f"{folder}:{os.environ['PATH']}")  # 75: all are in the queue
+    count = 1000
+    if asked.small:
+        count = 20
+    seeds = ",".join(str(seed) for seed in range(count))
+    words = ["-m", "stage=sft", "expert=math", "model=sandbox", "recipe=sandbox_math"]
+    words += [f"seed={seeds}", f"runs_dir={folder}/submitted", "threads=1"]
+    words += ["launcher=slurm", "launcher.gpus=0"]
+    path = f"{folder}:{os.environ['PATH']}"
+    seconds = pipeline(words, QUEUED, PATH=path)
     yield row(f"submit {count:,} trainings", seconds, "imports", imports(asked.rounds))
     (folder / "small.yaml").write_text(SMALL)
     libraries = command([sys.executable, "-c", "from trl import SFTTrainer"])["cpu"]
-    yield row(
-        "a training's job to its first step", first_step(folder), "import of SFTTrainer", libraries
-    )
-    if not asked.slurm:
-        return
+    what = "a training's job to its first step"
+    yield row(what, first_step(folder), "import of SFTTrainer", libraries)
+    if asked.slurm:
+        yield table_as_jobs(folder)
+
+
+def table_as_jobs(folder: Path) -> Row:
+    """Return the CPU seconds of a table's jobs, and of one worker on this machine."""
     from cluster import two_nodes
 
     table = ["stage=table", f"table={folder}/small.yaml"]
     here = pipeline([*table, f"runs_dir={folder}/here", "launcher.workers=1"])
     counted = folder / "cpu"
     wrap = executable(folder / "counted", COUNTED.format(python=sys.executable, file=str(counted)))
-    words = [
-        *table,
-        f"runs_dir={folder}/jobs",
-        "launcher=slurm",
-        "launcher.gpus=0",
-        "launcher.memory=900M",
-    ]
-    words += [f"launcher.wrap={wrap}", 'launcher.options=["--exclusive","--nodelist=n1"]']
+    words = [*table, f"runs_dir={folder}/jobs", "launcher=slurm", "launcher.gpus=0"]
+    words += ["launcher.memory=900M", f"launcher.wrap={wrap}"]
+    words += ['launcher.options=["--exclusive","--nodelist=n1"]']
     with two_nodes() as cluster:
-        submitting = pipeline(words, 75, **cluster.environment)
+        submitting = pipeline(words, QUEUED, **cluster.environment)
         cluster.idle(3600)
         pipeline(words, **cluster.environment)
     jobs = sum(map(float, counted.read_text().splitlines()))
-    yield row("a small table as jobs", submitting + jobs, "the same by one worker here", here)
+    return row("a small table as jobs", submitting + jobs, "the same by one worker here", here)
 
 
 # --- plan, report ---
 
 
 def plan(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """Yield the times of plans beside many finished runs.
+    """Yield the times of plans if many finished runs exist.
 
     The runs have manifests like real ones, 14 KB each, with other names and hashes.
     """
     from importlib.resources import files
 
-    text = Path(str(files("pipeline") / "data/sandbox_base/manifest.json")).read_text(
-        encoding="utf-8"
-    )
+    manifest = files("pipeline") / "data/sandbox_base/manifest.json"
+    text = manifest.read_text(encoding="utf-8")
     shipped = json.loads(text)
     runs_dir, tables = folder / "runs", folder / "conf/tables"
-    for number in range(100 if asked.small else 10_000):
-        digits = f"{number:08x}{0:056x}"  # a folder is named by the first twelve
+    count = 10_000
+    if asked.small:
+        count = 100
+    for number in range(count):
+        digits = f"{number:08x}{0:056x}"  # A folder's name has the first twelve digits.
         run = runs_dir / f"other-{number}-{digits[:12]}"
         run.mkdir(parents=True)
-        (run / "manifest.json").write_text(
-            text.replace(shipped["hash"], digits).replace(shipped["name"], run.name)
-        )
+        with_hash = text.replace(shipped["hash"], digits)
+        (run / "manifest.json").write_text(with_hash.replace(shipped["name"], run.name))
     tables.mkdir(parents=True)
     zones = {}
     for bottom in range(3):
         for top in range(3):
             zones[f"{bottom}+{top}"] = {"bottom": bottom, "top": top}
-    (tables / "all.yaml").write_text(
-        json.dumps({"name": "all", "defaults": ["layer_swapping_table1"], "axes": {"t": zones}})
-    )
+    table = {"name": "all", "defaults": ["layer_swapping_table1"], "axes": {"t": zones}}
+    (tables / "all.yaml").write_text(json.dumps(table))
     peer = imports(asked.rounds)
     commands = {
         "plan of layer_swapping_table1 with all 81 configurations": ["stage=plan", "table=all"]
     }
-    commands |= {
-        f"plan of {name}": ["stage=plan", f"table={name}"]
-        for name in ("unreasonable_table3", "sandbox_full")
-    }
-    for name, words in (commands | {"status": ["stage=status"]}).items():
-        words = [*words, f"runs_dir={runs_dir}", f"--config-dir={folder / 'conf'}"]
-        yield row(
-            name, statistics.median(pipeline(words) for _ in range(asked.rounds)), "imports", peer
-        )
+    for name in ("unreasonable_table3", "sandbox_full"):
+        commands[f"plan of {name}"] = ["stage=plan", f"table={name}"]
+    commands["status"] = ["stage=status"]
+    places = [f"runs_dir={runs_dir}", f"--config-dir={folder / 'conf'}"]
+    for name, words in commands.items():
+        seconds = statistics.median(pipeline([*words, *places]) for _ in range(asked.rounds))
+        yield row(name, seconds, "imports", peer)
 
 
 MANY = """
@@ -833,7 +833,7 @@ requestAnimationFrame(shown);
 def report(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """Yield the times of a report on made-up finished runs.
 
-    They have 24 models, three languages, and 100 answers each, of which the page shows 10,000.
+    The runs have 24 models, three languages, and 100 answers each. The page shows 10,000 answers.
     """
     from made_up_runs import finish
 
@@ -841,21 +841,25 @@ def report(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     from pipeline.runs.graph import order_runs
     from pipeline.tables.planned_runs import Planning
 
-    (folder / "many.yaml").write_text(
-        MANY.replace("SEEDS", str(list(range(1 if asked.small else 15))))
-    )
+    seeds = list(range(15))
+    if asked.small:
+        seeds = [0]
+    (folder / "many.yaml").write_text(MANY.replace("SEEDS", str(seeds)))
     words = [f"table={folder}/many.yaml", f"runs_dir={folder}/runs"]
     planning = Planning.of(compose(["stage=report", *words]))  # type: ignore[arg-type]
     finish(order_runs(planning.targets()))
-    peer, page = imports(asked.rounds), folder / "runs/reports/many/index.html"
-    commands: dict[str, Callable[[], list[str]]] = {
-        "stage=report": lambda: ["stage=report", *words],
-        "stage=export": lambda: ["stage=export", *words, f"export.to={folder}/many.zip"],
+    peer = imports(asked.rounds)
+    page = folder / "runs/reports/many/index.html"
+    commands = {
+        "stage=report": ["stage=report", *words],
+        "stage=export": ["stage=export", *words, f"export.to={folder}/many.zip"],
     }
-    for name, asks in commands.items():
-        made = [command([sys.executable, "-m", "pipeline", *asks()]) for _ in range(asked.rounds)]
-        results = len((page.parent / "results.csv").read_text(encoding="utf-8").splitlines()) - 1
-        more = {"results": results, "anonymous_mb": max(one["anonymous_mb"] for one in made)}
+    for name, arguments in commands.items():
+        process = [sys.executable, "-m", "pipeline", *arguments]
+        made = [command(process) for _ in range(asked.rounds)]
+        lines = (page.parent / "results.csv").read_text(encoding="utf-8").splitlines()
+        memory = max(one["anonymous_mb"] for one in made)
+        more = {"results": len(lines) - 1, "anonymous_mb": memory}
         yield row(name, statistics.median(one["cpu"] for one in made), "imports", peer, **more)
     yield {"what": "the page", "bytes": page.stat().st_size, **browser_milliseconds(page)}
 
@@ -880,10 +884,10 @@ def browser_milliseconds(page: Path, rounds: int = 5) -> Row:
             driver.get("about:blank")
             driver.get(page.absolute().as_uri())
             timings.append(driver.execute_async_script(INTERACTIVE))
-        medians = {
-            f"{name}_ms": round(statistics.median(one[name] for one in timings))
-            for name in timings[0]
-        }
+        medians = {}
+        for name in timings[0]:
+            median = statistics.median(timing[name] for timing in timings)
+            medians[f"{name}_ms"] = round(median)
         return {"chromium": driver.capabilities["browserVersion"], **medians}
     finally:
         driver.quit()

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +36,7 @@ class StandIn(NamedTuple):
     Attributes:
         test: the file and its function.
         reached: part of the line that the test executes. It is empty if the line runs in another
-            process, where it cannot be traced.
+            process, which cannot be traced.
     """
 
     test: str
@@ -130,7 +131,8 @@ STAND_INS = {
         PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
     ),
 }
-NEVER = {  # place -> what is not executed without CUDA, and what is nearest to it
+# Place -> the code that only runs with CUDA, and the nearest test
+NEVER = {
     "evaluate/steps.py::Steps._record": (
         "graphs of steps; tests/evaluate/test_on_a_gpu.py needs a card"
     ),
@@ -144,7 +146,7 @@ NEVER = {  # place -> what is not executed without CUDA, and what is nearest to 
         "the most memory of the card that a process reserved; a CPU's peak is tested"
     ),
 }
-# place -> how many of its lines are found, where more than one: a new branch is another line
+# Place -> the number of its lines with a branch, if it has several. A new branch adds a line.
 LINES = {
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/steps.py::Steps._record": 4,
@@ -156,7 +158,8 @@ LINES = {
     "train/trainer.py::trainer_arguments": 2,
     "train/trainer.py::trainer_of": 2,
 }
-LIBRARIES = (  # of what is in no branch of ours
+# Code of libraries that runs only with CUDA
+LIBRARIES = (
     (
         "NCCL: collectives are gloo's in tests, and none at all in"
         " tests/train/shapes_on_fake_tensors.py"
@@ -173,18 +176,17 @@ def places() -> dict[str, list[tuple[int, str]]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for path in sorted(SRC.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        # docstrings
-        texts = set()
+        docstrings = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Expr):
-                texts.add(id(node.value))
+                docstrings.add(id(node.value))
         for node, name in with_function(tree, ""):
-            if name and id(node) not in texts:
-                code = of_cuda(node)
-                if code:
-                    found.setdefault(f"{path.relative_to(SRC)}::{name}", []).append(
-                        (node.lineno, code)
-                    )
+            if not name or id(node) in docstrings:
+                continue
+            code = of_cuda(node)
+            if code:
+                place = f"{path.relative_to(SRC)}::{name}"
+                found.setdefault(place, []).append((node.lineno, code))
     return found
 
 
@@ -199,10 +201,11 @@ def with_function(node: ast.AST, name: str) -> Iterator[tuple[ast.expr, str]]:
 
 
 def of_cuda(node: ast.expr) -> str | None:
+    """Return the code of an expression that depends on CUDA, or None for other expressions."""
     if isinstance(node, ast.Attribute):
-        decided = ast.unparse(node).startswith("torch.cuda.") or node.attr == "is_fsdp_enabled"
-        if decided:
-            return ast.unparse(node)
+        code = ast.unparse(node)
+        if code.startswith("torch.cuda.") or node.attr == "is_fsdp_enabled":
+            return code
         return None
     if isinstance(node, ast.Constant):
         if isinstance(node.value, str) and WORDS.search(node.value):
@@ -210,12 +213,11 @@ def of_cuda(node: ast.expr) -> str | None:
         return None
     if isinstance(node, ast.Compare):
         values = []
-        for one in (node.left, *node.comparators):
-            if isinstance(one, ast.Constant):
-                values.append(one.value)
+        for side in (node.left, *node.comparators):
+            if isinstance(side, ast.Constant):
+                values.append(side.value)
         if {"cpu", "cuda", "fsdp2"} & set(values):
             return ast.unparse(node)
-        return None
     return None
 
 
@@ -225,52 +227,68 @@ def lines_of(place: str) -> dict[int, str]:
     text = (SRC / file).read_text(encoding="utf-8")
     node: ast.AST = ast.parse(text)
     for part in name.split("."):
-        [node] = [
-            one
-            for one in ast.walk(node)
-            if getattr(one, "name", None) == part and hasattr(one, "body")
-        ]
+        node = definition(node, part)
     lines = text.splitlines()
-    return {number: lines[number - 1] for number in range(node.lineno, (node.end_lineno or 0) + 1)}  # type: ignore[attr-defined]
+    first, last = node.lineno, node.end_lineno or 0  # type: ignore[attr-defined]
+    return {number: lines[number - 1] for number in range(first, last + 1)}
+
+
+def definition(tree: ast.AST, name: str) -> ast.AST:
+    """Return the only function or class of this name."""
+    found = []
+    for node in ast.walk(tree):
+        if getattr(node, "name", None) == name and hasattr(node, "body"):
+            found.append(node)
+    [node] = found
+    return node
 
 
 def problems() -> list[str]:
-    """Return what is wrong with the lists, or an empty list.
+    """Return the errors of the lists.
 
     Each place must be in one list, and each test and line must exist.
     """
     found, wrong = places(), []
-    for place in sorted(found.keys() - STAND_INS.keys() - NEVER.keys()):
-        wrong.append(f"{place} has a branch for CUDA ({found[place][0][1]}) and is in neither list")
-    for place in sorted((STAND_INS.keys() | NEVER.keys()) - found.keys()):
+    listed = STAND_INS.keys() | NEVER.keys()
+    for place in sorted(found.keys() - listed):
+        _, code = found[place][0]
+        wrong.append(f"{place} has a branch for CUDA ({code}) and is in neither list")
+    for place in sorted(listed - found.keys()):
         wrong.append(f"{place} is listed and has no branch for CUDA")
-    for place in sorted(found.keys() & (STAND_INS.keys() | NEVER.keys())):
+    for place in sorted(found.keys() & listed):
         lines = sorted({line for line, _ in found[place]})
-        if len(lines) != LINES.get(place, 1):
+        expected = LINES.get(place, 1)
+        if len(lines) != expected:
             wrong.append(
-                f"{place}: CUDA decides in lines {lines}, not in {LINES.get(place, 1)}: is one new?"
+                f"{place}: CUDA decides in lines {lines}, but {expected} are expected. Is one new?"
             )
     for place, (test, reached) in STAND_INS.items():
-        file, _, name = test.partition("::")
-        if not (ROOT / file).is_file() or not re.search(
-            rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE
-        ):
+        if not has_test(test):
             wrong.append(f"{place}: there is no {test}")
         if place in found and not any(reached in text for text in lines_of(place).values()):
             wrong.append(f"{place}: no line with {reached}")
     return wrong
 
 
+def has_test(test: str) -> bool:
+    name, _, function = test.partition("::")
+    file = ROOT / name
+    if not file.is_file():
+        return False
+    return re.search(rf"^def {function}\(", file.read_text(), re.MULTILINE) is not None
+
+
 # --- reached? ---
 
-SEEN = "PIPELINE_CUDA_BRANCHES"  # the file that a run of pytest with this module as a plugin writes
+# The variable names the file of reached lines. pytest writes it with this module as a plugin.
+SEEN = "PIPELINE_CUDA_BRANCHES"
 
 
 def pytest_configure(config: object) -> None:
-    """Trace the lines of the places; those reached are written at the end."""
+    """Trace the lines of the places, and write each reached place with its test."""
     if SEEN not in os.environ:
         return
-    environment = os.environ  # tests replace it
+    environment = os.environ  # Tests replace os.environ, so this one is kept.
     wanted: dict[tuple[str, int], str] = {}
     for place, (_, reached) in STAND_INS.items():
         for number, text in lines_of(place).items():
@@ -284,8 +302,9 @@ def pytest_configure(config: object) -> None:
             if code.co_filename in files:
                 return trace
             return None
-        if place := wanted.get((code.co_filename, frame.f_lineno)):  # type: ignore[attr-defined]
-            test = environment["PYTEST_CURRENT_TEST"].partition(" ")[0].partition("[")[0]
+        place = wanted.get((code.co_filename, frame.f_lineno))  # type: ignore[attr-defined]
+        if place:
+            test = re.split(r"[ \[]", environment["PYTEST_CURRENT_TEST"])[0]
             with open(environment[SEEN], "a") as file:
                 file.write(f"{place} {test}\n")
         return trace
@@ -294,23 +313,17 @@ def pytest_configure(config: object) -> None:
 
 
 def unreached(folder: Path) -> list[str]:
-    """Places whose stand-in test did not execute their line."""
-    tests = sorted({test for test, reached in STAND_INS.values() if reached})
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "cuda_branches",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
-    paths = os.pathsep.join(
-        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    environment = {**os.environ, SEEN: str(folder / "seen"), "PYTHONPATH": paths}
+    """Return the places whose stand-in test did not execute their line."""
+    tests = set()
+    for test, reached in STAND_INS.values():
+        if reached:
+            tests.add(test)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "cuda_branches"]
+    command += ["-p", "no:cacheprovider", *sorted(tests)]
+    paths = [str(Path(__file__).parent)]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
+    environment = os.environ | {SEEN: str(folder / "seen"), "PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
     seen = set((folder / "seen").read_text().splitlines())
     found = []
@@ -327,17 +340,13 @@ def main() -> int:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="run the stand-in tests and see that they reach the branch",
+        help="run the stand-in tests, and check that they reach the branches",
     )
     wrong = problems()
     if parser.parse_args().verify and not wrong:
-        from tempfile import TemporaryDirectory
-
         with TemporaryDirectory() as folder:
-            wrong = [
-                f"{place}: {STAND_INS[place].test} does not reach it"
-                for place in unreached(Path(folder))
-            ]
+            for place in unreached(Path(folder)):
+                wrong.append(f"{place}: {STAND_INS[place].test} does not reach it")
     print(f"{len(STAND_INS)} functions with a branch for CUDA, executed by a stand-in:")
     for place, (test, _) in STAND_INS.items():
         print(f"  {place}: {test}")

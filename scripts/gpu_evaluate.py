@@ -1,4 +1,4 @@
-"""Time scoring on a GPU at the shape of an 8B Llama, beside HFLM.
+"""Compare the speed of scoring with HFLM on a GPU, at the shape of an 8B Llama.
 
     python scripts/gpu_evaluate.py [--record FILE]
                                    [--tiny]    # a quick check, which also runs on a CPU
@@ -38,7 +38,9 @@ from pipeline.evaluate.torch_backend import TorchBackend
 from pipeline.models.products import split_products
 from pipeline.runs.provenance import git_state, package_versions
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cpu")
+if torch.cuda.is_available():
+    DEVICE = torch.device("cuda")
 LLAMA_8B = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -57,7 +59,7 @@ TINY = {
     "vocab_size": 400,
     "max_position_embeddings": 8192,
 }
-SANDBOX = Path(pipeline.__file__).parent / "data/sandbox_base"  # a tokenizer
+SANDBOX = Path(pipeline.__file__).parent / "data/sandbox_base"  # has a tokenizer
 Row = dict[str, Any]
 
 
@@ -87,10 +89,12 @@ def synchronize() -> None:
 def prompts_of(questions: int, prefix: int, vocabulary: int) -> list[list[int]]:
     draw = random.Random(0)
     shared = [draw.randrange(5, vocabulary) for _ in range(prefix)]
-    return [
-        [*shared, *(draw.randrange(5, vocabulary) for _ in range(draw.randint(40, 100)))]
-        for _ in range(questions)
-    ]
+    prompts = []
+    for _ in range(questions):
+        length = draw.randint(40, 100)
+        question = [draw.randrange(5, vocabulary) for _ in range(length)]
+        prompts.append(shared + question)
+    return prompts
 
 
 def answers(model: Any, rows: int, prompts: list[list[int]], room: int) -> float:
@@ -100,12 +104,14 @@ def answers(model: Any, rows: int, prompts: list[list[int]], room: int) -> float
 
 
 def step_times(model: Any, rows: int, prefix: list[int]) -> Iterator[Row]:
-    """Milliseconds of a step, its kernels by the profiler, and of filling all rows."""
+    """Yield the time of a step and of filling all rows, and print the kernels of a step."""
+    filled = min(rows, 64)
+    questions = [prefix[:60]] * filled
     with torch.no_grad():
         cache = SharedCache.of(model, rows_for(DEVICE, rows), 256)
         with attending(cache):
             fill = seconds(lambda: cache.share(prefix))
-            rest = seconds(lambda: cache.fill(range(min(rows, 64)), [prefix[:60]] * min(rows, 64)))
+            rest = seconds(lambda: cache.fill(range(filled), questions))
             steps = Steps(cache)
             for _ in range(3):
                 steps.next(rows, 200)()
@@ -128,29 +134,30 @@ def step_times(model: Any, rows: int, prefix: list[int]) -> Iterator[Row]:
                 "fill_of_64_s": rest,
             }
             if DEVICE.type == "cuda":
-                kinds = [torch.profiler.ProfilerActivity.CUDA]
-                with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
-                    steps.next(rows, 200)()
-                    synchronize()
-                times_of: Counter[str] = Counter()
-                counts: Counter[str] = Counter()
-                for event in profile.events():
-                    times_of[event.name[:70]] += event.device_time
-                    counts[event.name[:70]] += 1
-                print(
-                    rows,
-                    "rows: kernels",
-                    sum(counts.values()),
-                    "us",
-                    sum(times_of.values()),
-                    flush=True,
-                )
-                for name, spent in times_of.most_common(14):
-                    print(f"   {spent:9.0f} us {counts[name]:5d} {name}", flush=True)
+                print_kernels(steps, rows)
+
+
+def print_kernels(steps: Steps, rows: int) -> None:
+    """Profile one step, and print its kernels with the most time."""
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
+        steps.next(rows, 200)()
+        synchronize()
+    times: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for event in profile.events():
+        name = event.name[:70]
+        times[name] += event.device_time
+        counts[name] += 1
+    print(f"{rows} rows: kernels {counts.total()} us {times.total()}", flush=True)
+    for name, spent in times.most_common(14):
+        print(f"   {spent:9.0f} us {counts[name]:5d} {name}", flush=True)
 
 
 def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
-    room, prefix = (8, 40) if small else (128, 960)
+    room, prefix = 128, 960
+    if small:
+        room, prefix = 8, 40
     tokenizer = AutoTokenizer.from_pretrained(SANDBOX)
     model = build(sizes, torch.bfloat16)
     prompts = prompts_of(64, prefix, sizes["vocab_size"])
@@ -167,27 +174,39 @@ def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
         }
     drop_cache(model)
     stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=32)
-
-    def theirs() -> None:
-        for at in range(0, 64, 32):
-            batch = prompts[at : at + 32]
-            width = max(map(len, batch))
-            ids = torch.tensor([[0] * (width - len(one)) + one for one in batch], device=DEVICE)
-            mask = torch.tensor(
-                [[0] * (width - len(one)) + [1] * len(one) for one in batch], device=DEVICE
-            )
-            stock._model_generate(
-                ids, width + room, ["Question:"], attention_mask=mask, do_sample=False
-            )
-
     model.generation_config.eos_token_id = None
     yield {
         "what": f"64 answers of {room} tokens, bfloat16, HFLM",
         "rows": 32,
-        "seconds": seconds(theirs),
+        "seconds": seconds(lambda: answer_by_hflm(stock, prompts, room)),
     }
+    yield letters_row(model, stock, sizes["vocab_size"])
+    yield from float32(model, prompts, many, room, small)
+
+
+def answer_by_hflm(stock: HFLM, prompts: list[list[int]], room: int) -> None:
+    """Answer prompts in batches of 32 with padding on the left."""
+    for first in range(0, len(prompts), 32):
+        batch = prompts[first : first + 32]
+        width = max(map(len, batch))
+        ids, mask = [], []
+        for prompt in batch:
+            padding = [0] * (width - len(prompt))
+            ids.append(padding + prompt)
+            mask.append(padding + [1] * len(prompt))
+        stock._model_generate(
+            torch.tensor(ids, device=DEVICE),
+            width + room,
+            ["Question:"],
+            attention_mask=torch.tensor(mask, device=DEVICE),
+            do_sample=False,
+        )
+
+
+def letters_row(model: Any, stock: HFLM, vocabulary: int) -> Row:
+    """Return the times of 64 questions with four letters each."""
     letters = []
-    for prompt in prompts_of(64, 620, sizes["vocab_size"]):
+    for prompt in prompts_of(64, 620, vocabulary):
         for token in (6, 7, 8, 9):
             letters.append((prompt, [token]))
     backend = TorchBackend(64, model=model)
@@ -195,13 +214,13 @@ def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
         mine = seconds(lambda: backend.loglikelihood(letters, True, lambda *_: None))
     asks = [((str(at), "A"), context, tokens) for at, (context, tokens) in enumerate(letters)]
     peer = seconds(lambda: stock._loglikelihood_tokens(asks, disable_tqdm=True))
-    yield {
-        "what": "64 questions by letters, bfloat16",
-        "seconds": mine,
-        "HFLM": peer,
-        "ratio": round(mine / peer, 3),
-    }
-    yield from float32(model, prompts, many, room, small)
+    row = {"what": "64 questions by letters, bfloat16", "seconds": mine, "HFLM": peer}
+    return {**row, "ratio": round(mine / peer, 3)}
+
+
+@torch.no_grad()
+def log_probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
 
 
 def float32(
@@ -209,9 +228,10 @@ def float32(
 ) -> Iterator[Row]:
     model = model.float()
     gc.collect()
-    ids = torch.tensor(
-        [prompt[:32] if small else (prompt * 2)[:1024] for prompt in prompts[:8]], device=DEVICE
-    )
+    length, prefix = 1024, 960
+    if small:
+        length, prefix = 32, 40
+    ids = torch.tensor([(prompt * 2)[:length] for prompt in prompts[:8]], device=DEVICE)
 
     def forward() -> None:
         with torch.no_grad():
@@ -220,14 +240,14 @@ def float32(
     for products in ("ieee", "bf16x3"):
         if products == "bf16x3":
             drop_cache(model)
-            with torch.no_grad():
-                before = model(input_ids=ids[:1, :256], use_cache=False).logits.log_softmax(-1)
-                split_products(model)
-                after = model(input_ids=ids[:1, :256], use_cache=False).logits.log_softmax(-1)
-                yield {
-                    "what": "largest difference of a log-probability, bf16x3 and ieee",
-                    "difference": float((before - after).abs().max()),
-                }
+            start = ids[:1, :256]
+            before = log_probabilities(model, start)
+            split_products(model)
+            after = log_probabilities(model, start)
+            yield {
+                "what": "largest difference of a log-probability, bf16x3 and ieee",
+                "difference": float((before - after).abs().max()),
+            }
             del before, after
         forward()
         prefill = min(seconds(forward) for _ in range(2))
@@ -235,7 +255,7 @@ def float32(
             "what": f"a forward pass of 8 x 1,024 tokens, float32 by {products}",
             "seconds": prefill,
         }
-        yield from step_times(model, 64, prompts[0][: (40 if small else 960)])
+        yield from step_times(model, 64, prompts[0][:prefix])
         for rows, asked in ((64, prompts), (256, many)):
             answers(model, rows, asked[:rows], 2)
             yield {
@@ -245,11 +265,30 @@ def float32(
             }
 
 
-def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
-    """Two swaps of bfloat16 experts in one model, one after the other.
+def write_zeros(folder: Path, sizes: dict[str, int]) -> None:
+    """Write a checkpoint of zeros as a sparse file, which takes no room on the disk."""
+    architectures = ["LlamaForCausalLM"]
+    config = LlamaConfig(**sizes, dtype="bfloat16", architectures=architectures)
+    config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(SANDBOX).save_pretrained(folder)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
+    header: dict[str, Any] = {}
+    begin = 0
+    for name, weight in model.named_parameters():
+        end = begin + 2 * prod(weight.shape)
+        shape = tuple(weight.shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    header["__metadata__"] = {"format": "pt"}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + begin)
 
-    Files of zeros take no room on the disk.
-    """
+
+def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
+    """Yield the times of swaps of bfloat16 experts that are loaded into one model in turn."""
     from pipeline.merge.live import model_of
     from pipeline.merge.merge import open_merge
     from pipeline.merge.methods.layer_swap import LayerSwap
@@ -257,29 +296,11 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
     from pipeline.models.checkpoint import Checkpoint
 
     with tempfile.TemporaryDirectory() as place, keep_models_resident():
-        with torch.device("meta"):
-            shapes = {
-                name: tuple(part.shape)
-                for name, part in LlamaForCausalLM(LlamaConfig(**sizes)).named_parameters()
-            }
+        sources = {}
         for name in ("math", "language"):
             folder = Path(place, name)
-            LlamaConfig(
-                **sizes, dtype="bfloat16", architectures=["LlamaForCausalLM"]
-            ).save_pretrained(folder)
-            AutoTokenizer.from_pretrained(SANDBOX).save_pretrained(folder)
-            header, end = {}, 0
-            for tensor, shape in shapes.items():
-                header[tensor] = {
-                    "dtype": "BF16",
-                    "shape": shape,
-                    "data_offsets": [end, end := end + 2 * prod(shape)],
-                }
-            text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
-            with (folder / "model.safetensors").open("wb") as file:
-                file.write(len(text).to_bytes(8, "little") + text)
-                file.truncate(8 + len(text) + end)
-        sources = {name: Checkpoint.open(Path(place, name)) for name in ("math", "language")}
+            write_zeros(folder, sizes)
+            sources[name] = Checkpoint.open(folder)
         for what, bottom, top in (
             ("loading the first of two swaps", 5, 2),
             ("from swap 5-2 to 3-1", 3, 1),
@@ -300,17 +321,15 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
 
 
 def report(rows: list[Row], record: Path | None) -> None:
-    """Print the last row and write all rows.
-
-    All rows are written each time, because the script's time may end at any row.
-    """
+    """Print the last row and write all rows, because the script may be stopped at any row."""
     print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if record:
         name = "cpu"
         if DEVICE.type == "cuda":
             name = torch.cuda.get_device_name()
-        about = {"device": name, "versions": package_versions(), "git": git_state()}
-        record.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        contents = {"device": name, "versions": package_versions(), "git": git_state()}
+        contents["rows"] = rows
+        record.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -321,13 +340,15 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
     rows: list[Row] = []
-    sizes = TINY if asked.tiny else LLAMA_8B
+    sizes = LLAMA_8B
+    if asked.tiny:
+        sizes = TINY
     for part in (lambda: scoring(sizes, asked.tiny), lambda: live_swaps(sizes)):
         try:
             for row in part():
                 rows.append(row)
                 report(rows, asked.record)
-        except Exception:  # what was measured before it stands
+        except Exception:  # The other part is still measured.
             traceback.print_exc()
         gc.collect()
     return 0

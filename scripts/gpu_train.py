@@ -25,7 +25,8 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-VARIANTS: tuple[dict[str, Any], ...] = (  # of a step of 8,192 tokens
+# Variants of a step of 8,192 tokens
+VARIANTS: tuple[dict[str, Any], ...] = (
     {"what": "full, bfloat16 weights", "base": "bfloat16", "lora": False},
     {"what": "LoRA, float32 base", "base": "float32"},
     {"what": "LoRA, frozen matrices in bfloat16", "base": "narrow"},
@@ -91,20 +92,17 @@ def prepared(sizes: dict[str, int], variant: dict[str, Any]) -> Any:
         model = model.float()
     if variant.get("lora", True):
         torch.manual_seed(1)
-        model = get_peft_model(
-            model, LoraConfig(r=64, target_modules=TARGETS, init_lora_weights=False)
-        )
+        config = LoraConfig(r=64, target_modules=TARGETS, init_lora_weights=False)
+        model = get_peft_model(model, config)
         for module in model.modules():
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = variant.get("casts", True)
     if variant["base"] == "narrow":
         head = model.get_output_embeddings()
         for module in model.modules():
-            if (
-                isinstance(module, torch.nn.Linear)
-                and not module.weight.requires_grad
-                and module is not head
-            ):
+            if module is head or not isinstance(module, torch.nn.Linear):
+                continue
+            if not module.weight.requires_grad:
                 module.weight.data = module.weight.data.bfloat16()
     if not variant.get("keep"):
         model.gradient_checkpointing_enable()
@@ -119,9 +117,21 @@ def loss_of(model: Any, body: Any, ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(head(states).float(), labels, reduction="sum")
 
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        states = body(input_ids=ids, use_cache=False)[0][:, :-1].flatten(0, 1)
-        pairs = zip(states.split(2048), ids[:, 1:].flatten().split(2048), strict=True)
-        return sum(checkpoint(part, *pair, use_reentrant=False) for pair in pairs) / len(states)
+        output = body(input_ids=ids, use_cache=False)[0]
+        states = output[:, :-1].flatten(0, 1)
+        labels = ids[:, 1:].flatten()
+        pairs = zip(states.split(2048), labels.split(2048), strict=True)
+        losses = [checkpoint(part, *pair, use_reentrant=False) for pair in pairs]
+        return sum(losses) / len(states)
+
+
+def gradient_size(model: Any) -> float:
+    """Return the sum of the absolute values of all gradients."""
+    gradients = []
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            gradients.append(parameter.grad)
+    return float(sum(gradient.double().abs().sum() for gradient in gradients))
 
 
 def measured(sizes: dict[str, int], variant: dict[str, Any], small: bool) -> dict[str, Any]:
@@ -135,7 +145,9 @@ def measured(sizes: dict[str, int], variant: dict[str, Any], small: bool) -> dic
         body = model.model
     if variant.get("compiled"):
         body = torch.compile(body)
-    rows, length = variant.get("rows", 4), 32 if small else variant.get("length", 2048)
+    rows, length = variant.get("rows", 4), variant.get("length", 2048)
+    if small:
+        length = 32
     draw = torch.Generator().manual_seed(2)
     ids = torch.randint(5, sizes["vocab_size"], (rows, length), generator=draw).to(DEVICE)
     if DEVICE.type == "cuda":
@@ -148,15 +160,7 @@ def measured(sizes: dict[str, int], variant: dict[str, Any], small: bool) -> dic
         synchronize()
         times.append(time.perf_counter() - begun)
         if not number:
-            gradients = []
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    gradients.append(parameter.grad)
-            facts = {
-                "loss": float(loss),
-                "gradients": float(sum(grad.double().abs().sum() for grad in gradients)),
-            }
-            del gradients
+            facts = {"loss": float(loss), "gradients": gradient_size(model)}
         model.zero_grad(set_to_none=True)
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = fills
@@ -174,14 +178,18 @@ def measured(sizes: dict[str, int], variant: dict[str, Any], small: bool) -> dic
 
 def all_measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     begun = time.monotonic()
+    sizes = LLAMA_8B
+    if asked.tiny:
+        sizes = TINY
     for variant in VARIANTS:
         if time.monotonic() - begun > asked.seconds:
             yield {"what": variant["what"], "left_out": f"after {asked.seconds:g} s"}
             continue
         try:
-            yield measured(TINY if asked.tiny else LLAMA_8B, variant, asked.tiny)
-        except Exception as error:  # out of memory, or a compiler that is not there
-            yield {"what": variant["what"], "error": f"{type(error).__name__}: {str(error)[:200]}"}
+            yield measured(sizes, variant, asked.tiny)
+        except Exception as error:  # The memory is full, or a compiler is missing.
+            message = f"{type(error).__name__}: {str(error)[:200]}"
+            yield {"what": variant["what"], "error": message}
         gc.collect()
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
@@ -193,7 +201,7 @@ def main() -> int:
     )
     parser.add_argument("--record", type=Path)
     parser.add_argument(
-        "--seconds", type=float, default=200, help="after which no variant is begun"
+        "--seconds", type=float, default=200, help="start no variant after this time"
     )
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()

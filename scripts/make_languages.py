@@ -13,7 +13,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = {  # ISO 15924 -> as Unicode names its letters
+# ISO 15924 code -> the script's name in Unicode's names of letters
+SCRIPTS = {
     "Arab": "ARABIC",
     "Armn": "ARMENIAN",
     "Beng": "BENGALI",
@@ -48,13 +49,12 @@ OURS: dict[str, dict[str, Any]] = {
     "zh": {"aya": "Simplified Chinese"},
     "zh_hant": {"aya": "Traditional Chinese"},
 }
-FIRST = {
-    "zh": "Hans"
-}  # of the scripts of a language, that of its plain code; else the one that is not Latin
+# The script that a language's plain code stands for. By default it is the script that is not Latin.
+FIRST = {"zh": "Hans"}
 
 
 def listed() -> list[str]:
-    """FLORES codes of Belebele's languages, as the harness has a task for each."""
+    """Return the FLORES codes of Belebele's languages, from the harness' tasks."""
     spec = importlib.util.find_spec("lm_eval")
     assert spec and spec.submodule_search_locations
     folder = Path(spec.submodule_search_locations[0]) / "tasks/belebele"
@@ -62,7 +62,7 @@ def listed() -> list[str]:
 
 
 def languages() -> dict[str, dict[str, Any]]:
-    """Our code -> its fields."""
+    """Return our code -> its fields."""
     from langcodes import Language, standardize_tag
 
     codes = listed()
@@ -70,30 +70,32 @@ def languages() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for code, tag in tags.items():
         alpha3, _, script = code.partition("_")
-        others = []
-        for other, its in tags.items():
-            if its == tag and other != code:
-                others.append(other)
-        plain = not others or (FIRST[tag] == script if tag in FIRST else script != "Latn")
-        ours = tag if plain else f"{tag}_{script.lower()}"
-        name = Language.get(tag).display_name()
-        if not plain:
-            name += f" ({Language.get(f'{tag}-{script}').script_name()} script)"
-        fields = {
-            "name": name,
-            "flores": code,
-            "scripts": [SCRIPTS.get(script, "")],
-            "aya_codes": [alpha3],
-        }
+        ours, name = tag, Language.get(tag).display_name()
+        has_other_scripts = list(tags.values()).count(tag) > 1
+        if has_other_scripts and not is_first(script, tag):
+            ours = f"{tag}_{script.lower()}"
+            script_name = Language.get(f"{tag}-{script}").script_name()
+            name += f" ({script_name} script)"
+        fields: dict[str, Any] = {"name": name, "flores": code}
+        fields["scripts"] = [SCRIPTS.get(script, "")]
+        fields["aya_codes"] = [alpha3]
         found[ours] = fields | OURS.get(ours, {})
     return found
 
 
+def is_first(script: str, tag: str) -> bool:
+    """Return True if the language's plain code stands for this script."""
+    if tag in FIRST:
+        return FIRST[tag] == script
+    return script != "Latn"
+
+
 def text(fields: dict[str, Any]) -> str:
-    entries = (
-        f"{key}: [{', '.join(one)}]" if isinstance(one, list) else f"{key}: {one}"
-        for key, one in fields.items()
-    )
+    entries = []
+    for key, value in fields.items():
+        if isinstance(value, list):
+            value = f"[{', '.join(value)}]"
+        entries.append(f"{key}: {value}")
     return "{" + ", ".join(entries) + "}"
 
 

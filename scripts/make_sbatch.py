@@ -32,16 +32,15 @@ AGAIN = requeue_lines('"$SLURM_JOB_ID"', ' && [ "${SLURM_RESTART_COUNT:-0}" -lt 
 
 def head(title: str, command: str, **options: object) -> list[str]:
     """Return the first lines of a job script: its purpose, and what it requests of Slurm."""
-    asked = {
-        "job-name": "pipeline",
-        **{key.replace("_", "-"): value for key, value in options.items()},
-    }
-    lines = [f"#SBATCH --{key}={value}" for key, value in asked.items()]
+    lines = ["#SBATCH --job-name=pipeline"]
+    for key, value in options.items():
+        option = key.replace("_", "-")
+        lines.append(f"#SBATCH --{option}={value}")
     return [f"# {title}:  sbatch slurm/{command} ...", *lines, *SHARED.splitlines()]
 
 
 def files() -> dict[str, str]:
-    """Name -> text of each file."""
+    """Return the name and text of each file."""
     one = head(
         "One run on one GPU, as often as its time limit needs",
         "one_gpu.sbatch stage=sft expert=math",

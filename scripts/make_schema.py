@@ -1,4 +1,4 @@
-"""Write docs/table.schema.json, with which editors complete and check tables and studies.
+"""Write docs/table.schema.json. Editors complete and check tables and studies with it.
 
     python scripts/make_schema.py     # a test compares the file with this output
 
@@ -22,125 +22,115 @@ from pipeline.tables import schema, study, table_yaml
 FILE = Path(__file__).parent.parent / "docs/table.schema.json"
 FREE = {"type": "string", "pattern": r"\{"}  # a placeholder, {axis}
 TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
-NAMES = {"type": "object"}
+STRING = {"type": "string"}
+BOOLEAN = {"type": "boolean"}
+OBJECT = {"type": "object"}
 WORDS = {"$ref": "#/$defs/words"}
 LIST_OR_ONE = {"type": ["string", "array"], "items": {"type": "string"}}
-ONE_FOR_ALL = (
-    "stage",
-    "launcher",
-    "tracking",
-    "runs_dir",
-    "redo",
-    "group",
-)  # not of a run in a table
+# All runs of a table share these keys, so a run cannot have its own.
+SHARED_KEYS = ("stage", "launcher", "tracking", "runs_dir", "redo", "group")
+BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 
 def knob(kind: type, item: Any) -> dict[str, Any]:
     """Return the schema of a key: its type and bounds, or a placeholder, and its meaning."""
-    found, meta = type_inside(kind, item.name), item.metadata
-    said: dict[str, Any] = {}
-    if found in TYPES:
-        said = {"type": TYPES[found]}
-    bounds = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-    said |= {
-        name: meta[bound] for bound, name in bounds.items() if meta.get(bound) is not None and said
-    }
-    if meta.get("options") and found is str:
-        said |= {"enum": list(meta["options"])}
-    choices = []
-    if said:
-        choices = [said, FREE, {"type": "null"}, {"type": ["array", "object"]}]
     text = f"{knob_comment(kind, item)} (default: {default_of(item)})".strip()
-    return {"description": text, **({"anyOf": choices} if choices else {})}
+    form: dict[str, Any] = {"description": text}
+    value_type = type_inside(kind, item.name)
+    if value_type in TYPES:
+        value: dict[str, Any] = {"type": TYPES[value_type]}
+        for bound, name in BOUNDS.items():
+            if item.metadata.get(bound) is not None:
+                value[name] = item.metadata[bound]
+        if value_type is str and item.metadata.get("options"):
+            value["enum"] = list(item.metadata["options"])
+        form["anyOf"] = [value, FREE, {"type": "null"}, {"type": ["array", "object"]}]
+    return form
 
 
 def words() -> dict[str, Any]:
     """Return the schema of a run's keys: groups with their options, and dotted keys."""
     found: dict[str, Any] = {}
     for stage in RUN_STAGES:
-        for group in CONFIGS[stage].groups:
-            known = {"enum": conf.options(group)}
-            found[group] = {
-                "anyOf": [known, {"type": ["string", "null", "object"]}],
-                "description": f"{group}=OPTION",
-            }
-        for item in fields(CONFIGS[stage]):
-            inside = type_inside(CONFIGS[stage], item.name)
-            methods = filter(None, dict.fromkeys(map(conf.method_of, conf.options("merge"))))
-            if item.name == "merge":
-                kinds = [*methods]
-            else:
-                kinds = [inside] if is_dataclass(inside) else []
+        config = CONFIGS[stage]
+        for group in config.groups:
+            found[group] = group_form(group)
+        for item in fields(config):
+            kinds = kinds_inside(config, item.name)
             for kind in kinds:
-                for one in fields(kind):
-                    if one.name != "name":
-                        found[f"{item.name}.{one.name}"] = knob(kind, one)
-            if not kinds and item.name not in ONE_FOR_ALL:
-                found[item.name] = knob(CONFIGS[stage], item)
+                for inner in fields(kind):
+                    if inner.name != "name":
+                        found[f"{item.name}.{inner.name}"] = knob(kind, inner)
+            if not kinds and item.name not in SHARED_KEYS:
+                found[item.name] = knob(config, item)
     return dict(sorted(found.items()))
+
+
+def group_form(group: str) -> dict[str, Any]:
+    known = {"enum": conf.options(group)}
+    other = {"type": ["string", "null", "object"]}
+    return {"anyOf": [known, other], "description": f"{group}=OPTION"}
+
+
+def kinds_inside(config: type, key: str) -> list[Any]:
+    """Return the dataclasses whose fields are dotted keys below `key`."""
+    if key == "merge":
+        methods = dict.fromkeys(map(conf.method_of, conf.options("merge")))
+        return [method for method in methods if method]
+    inside = type_inside(config, key)
+    if is_dataclass(inside):
+        return [inside]
+    return []
 
 
 def table() -> dict[str, Any]:
     """Return the schema of a table. Its runs may have further keys, from mappings of axes."""
-    side = {"type": ["object", "string", "null"], "properties": {key: {} for key in schema.CELL}}
-    sides = {"type": "object", "additionalProperties": side}
-    run = {**WORDS, "type": ["object", "null"], "properties": {"stage": {"enum": list(RUN_STAGES)}}}
-    return {
-        "name": {"type": "string"},
-        "title": {"type": "string"},
-        "note": {"type": "string"},
-        "published": {},
-        "axes": NAMES,
-        "every": WORDS,
-        "runs": {"type": "object", "additionalProperties": run},
-        "score": side,
-        "columns": sides,
-        "rows": sides,
-        "beside": LIST_OR_ONE,
-        "compare": NAMES,
-        "primary": {"type": "array"},
-        "family": LIST_OR_ONE,
-        "baselines": {"type": "object"},
-        "controls": {"type": ["boolean", "array"]},
-        "defaults": LIST_OR_ONE,
-        "free_snapshots": {"type": "boolean"},
-    }
+    cell_keys: dict[str, Any] = {key: {} for key in schema.CELL}
+    side = {"type": ["object", "string", "null"], "properties": cell_keys}
+    sides = mapping_to(side)
+    stages = {"stage": {"enum": list(RUN_STAGES)}}
+    run = {**WORDS, "type": ["object", "null"], "properties": stages}
+    keys: dict[str, Any] = {"name": STRING, "title": STRING, "note": STRING, "published": {}}
+    keys |= {"axes": OBJECT, "every": WORDS, "runs": mapping_to(run)}
+    keys |= {"score": side, "columns": sides, "rows": sides}
+    keys |= {"beside": LIST_OR_ONE, "compare": OBJECT, "primary": {"type": "array"}}
+    keys |= {"family": LIST_OR_ONE, "baselines": OBJECT}
+    keys |= {"controls": {"type": ["boolean", "array"]}, "defaults": LIST_OR_ONE}
+    keys |= {"free_snapshots": BOOLEAN}
+    return keys
+
+
+def mapping_to(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": value}
 
 
 def study_form() -> dict[str, Any]:
     """Return the schema of a study."""
-    of_side = {"run": {"type": "string"}, "side": {"enum": list(study.SIDES)}}
-    made = {
-        "type": "string",
-        "description": "a folder, whole or an adapter, a run, or hub:org/name",
-    }
-    experts = {"anyOf": [made, {**WORDS, "type": "object", "properties": of_side}]}
-    benchmark = {"eval": {"type": "string"}, "data_root": {"type": ["string", "null"]}}
-    own_items = {
-        "type": "object",
-        "properties": benchmark,
-        "required": [*benchmark],
-        "additionalProperties": False,
-    }
-    by_language = {
-        "type": "object",
-        "maxProperties": 1,
-        "additionalProperties": {"type": "object", "additionalProperties": {"type": "string"}},
-    }
-    benchmarks = [{"enum": conf.options("eval")}, {"type": "string"}, own_items, by_language]
-    methods = {name: {"type": ["object", "null"]} for name in conf.options("merge")}
-    return {
-        "name": {"type": "string"},
-        "title": {"type": "string"},
-        "note": {"type": "string"},
-        "base": {"type": "string", "description": "a folder, hub:org/name, or an option of model="},
-        "experts": {"type": "object", "additionalProperties": experts},
-        "languages": LIST_OR_ONE,
-        "methods": {"anyOf": [LIST_OR_ONE, {"type": "object", "properties": methods}]},
-        "benchmarks": {"anyOf": [{"items": {"anyOf": benchmarks}, "type": "array"}, *benchmarks]},
-        "controls": {"type": "boolean"},
-        "every": WORDS,
-    }
+    base = {**STRING, "description": "a folder, hub:org/name, or an option of model="}
+    made = {**STRING, "description": "a folder, whole or an adapter, a run, or hub:org/name"}
+    trained_keys = {"run": STRING, "side": {"enum": list(study.SIDES)}}
+    trained = {**WORDS, "type": "object", "properties": trained_keys}
+    method_keys = {name: {"type": ["object", "null"]} for name in conf.options("merge")}
+    methods = {"type": "object", "properties": method_keys}
+    benchmarks = benchmark_forms()
+    several = {"items": {"anyOf": benchmarks}, "type": "array"}
+    keys: dict[str, Any] = {"name": STRING, "title": STRING, "note": STRING, "base": base}
+    keys["experts"] = mapping_to({"anyOf": [made, trained]})
+    keys["languages"] = LIST_OR_ONE
+    keys["methods"] = {"anyOf": [LIST_OR_ONE, methods]}
+    keys["benchmarks"] = {"anyOf": [several, *benchmarks]}
+    keys |= {"controls": BOOLEAN, "every": WORDS}
+    return keys
+
+
+def benchmark_forms() -> list[dict[str, Any]]:
+    """Return the forms of a benchmark: a name, own items, or a mapping by language."""
+    keys = {"eval": STRING, "data_root": {"type": ["string", "null"]}}
+    own_items = {"type": "object", "properties": keys, "required": [*keys]}
+    own_items["additionalProperties"] = False
+    by_language = {"type": "object", "maxProperties": 1}
+    by_language["additionalProperties"] = mapping_to(STRING)
+    return [{"enum": conf.options("eval")}, STRING, own_items, by_language]
 
 
 def document() -> dict[str, Any]:
@@ -150,23 +140,20 @@ def document() -> dict[str, Any]:
     """
     tables, studies = table(), study_form()
     assert (tables.keys(), studies.keys()) == (set(table_yaml.KEYS), set(study.KEYS))
+    is_study = {"anyOf": [{"required": ["experts"]}, {"required": ["benchmarks"]}]}
+    study_rule = {"required": ["experts", *study.EXAMPLES], "properties": studies}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A table or a study",
         "type": "object",
-        "if": {"anyOf": [{"required": ["experts"]}, {"required": ["benchmarks"]}]},
-        "then": {
-            "required": ["experts", *study.EXAMPLES],
-            "properties": studies,
-            "additionalProperties": False,
-        },
+        "if": is_study,
+        "then": {**study_rule, "additionalProperties": False},
         "else": {"properties": tables, "additionalProperties": False},
         "$defs": {"words": {"properties": words()}},
     }
 
 
 if __name__ == "__main__":
-    FILE.write_text(
-        json.dumps(document(), ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8"
-    )
+    compact = json.dumps(document(), ensure_ascii=False, separators=(",", ":"))
+    FILE.write_text(compact + "\n", encoding="utf-8")
     print(FILE)

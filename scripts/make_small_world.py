@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write a small world of another size or seed than the shipped one, as a data_root.
+"""Write a small world of another size or seed as a data_root.
 
     python scripts/make_small_world.py FOLDER --items 2000
 
@@ -21,9 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "folder", nargs="?", type=Path, help="where the files go: then give data_root=FOLDER"
-    )
+    parser.add_argument("folder", nargs="?", type=Path, help="output folder, for data_root=FOLDER")
     parser.add_argument(
         "--archive", type=Path, help="write the files that ship, compressed, to this file"
     )
@@ -42,8 +40,9 @@ def main() -> None:
     asked = vars(parser.parse_args())
     folder, archive, world = asked.pop("folder"), asked.pop("archive"), World(**asked)
     if max(world.items, world.dev_items) > POOL:
-        parser.error(f"--items and --dev-items are at most {POOL}: no training text holds these")
-    if min(value for key, value in asked.items() if key != "seed") < 0:
+        parser.error(f"--items and --dev-items are at most {POOL}: these items are held out")
+    del asked["seed"]
+    if min(asked.values()) < 0:
         parser.error("numbers of items, rows and documents are 0 or more")
     if archive:
         pack(archive, SHIPPED)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 REPORTS, RESULTS = Path("runs/reports"), Path("results")
 PUBLISHED = ("cells.md", "cells.csv", "results.csv", "contrasts.csv", "claims.csv", "plots/*.svg")
-COMPRESSED = ("results.csv",)  # which pandas reads as they are
-LARGEST_BYTES = 3 * 2**19  # all of results/
+COMPRESSED = ("results.csv",)  # pandas reads the compressed file
+LARGEST_BYTES = 3 * 2**19  # limit for all files below results/
 
 
 def publish(report: Path) -> None:
@@ -26,9 +26,8 @@ def publish(report: Path) -> None:
             copy = target / path.relative_to(report)
             copy.parent.mkdir(parents=True, exist_ok=True)
             if path.name in COMPRESSED:
-                copy.with_name(f"{path.name}.gz").write_bytes(
-                    gzip.compress(path.read_bytes(), mtime=0)
-                )
+                compressed = gzip.compress(path.read_bytes(), mtime=0)
+                copy.with_name(f"{path.name}.gz").write_bytes(compressed)
             else:
                 shutil.copyfile(path, copy)
     print(f"{report} -> {target}")
@@ -44,21 +43,20 @@ def main(names: list[str]) -> int:
         if not (report / "index.html").is_file():
             missing.append(str(report))
     if missing or not reports:
-        print(
-            f"error: no report at {', '.join(missing) or REPORTS}: make one with python -m pipeline"
-            " stage=table",
-            file=sys.stderr,
-        )
+        places = ", ".join(missing) or REPORTS
+        error = f"no report at {places}. Make a report with python -m pipeline stage=table."
+        print(f"error: {error}", file=sys.stderr)
         return 1
     for report in reports:
         publish(report)
-    size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
+    size = 0
+    for path in RESULTS.rglob("*"):
+        if path.is_file():
+            size += path.stat().st_size
     if size > LARGEST_BYTES:
-        print(
-            f"error: results/ has {size / 2**20:.1f} MB, more than {LARGEST_BYTES / 2**20:.1f}:"
-            " publish less",
-            file=sys.stderr,
-        )
+        megabytes, limit = size / 2**20, LARGEST_BYTES / 2**20
+        error = f"results/ has {megabytes:.1f} MB, more than {limit:.1f}. Publish fewer reports."
+        print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""Run every test suite of a release, also those that .ci/run leaves out.
+"""Run every test suite of a release, including the suites that .ci/run omits.
 
     python scripts/release.py                     # suites that have not passed on this commit
     python scripts/release.py test-vllm lowest    # these suites, even if they have passed
@@ -24,39 +24,46 @@ from pipeline.runs.provenance import git_state, machine_facts, package_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD, LOGS = ROOT / "results/bench/release.json", ROOT / "release"
-FOUND = filter(None, (shutil.which(f"python{name}") for name in ("3.11", "3.12", "3.13")))
-PYTHONS = [
-    path for path in FOUND if subprocess.run([path, "-V"], capture_output=True).returncode == 0
-]  # pyenv's shims
-DAY = time.strftime("%Y%m%d")  # a seed that is another one tomorrow
-SUITES = {
-    **{name: ["make", name] for name in ("check", "docs", "test", "rehearsal-quick", "test-slurm")},
-    "test-kill": ["make", "test-kill", "N=25", f"SEED={DAY}"],
-    **{
-        name: ["make", name]
-        for name in ("test-shapes", "test-mergekit", "test-latex", "test-vllm", "lowest")
-    },
-    **{name: ["make", name] for name in ("canary", "notebook")},
-    **{
-        f"demo on {name}": [
-            "make",
-            "demo",
-            f"PYTHON={python}",
-            f"VENV=.venv-{name}",
-            f"WORDS=runs_dir=release/{name}",
-        ]
-        for python in PYTHONS
-        if (name := Path(python).name)
-    },
-    "mutants": [sys.executable, "tests/mutants.py", "--record", "results/bench/mutants.json"],
-}
+DAY = time.strftime("%Y%m%d")  # a seed that changes every day
+
+
+def pythons() -> list[str]:
+    """Return the Pythons that start. pyenv's shims exist without their Python."""
+    found = []
+    for version in ("3.11", "3.12", "3.13"):
+        path = shutil.which(f"python{version}")
+        if path and subprocess.run([path, "-V"], capture_output=True).returncode == 0:
+            found.append(path)
+    return found
+
+
+def suites_in_order() -> dict[str, list[str]]:
+    """Return the name and command of each suite."""
+    suites = {}
+    for name in ("check", "docs", "test", "rehearsal-quick", "test-slurm"):
+        suites[name] = ["make", name]
+    suites["test-kill"] = ["make", "test-kill", "N=25", f"SEED={DAY}"]
+    for name in ("test-shapes", "test-mergekit", "test-latex", "test-vllm", "lowest"):
+        suites[name] = ["make", name]
+    for name in ("canary", "notebook"):
+        suites[name] = ["make", name]
+    for python in pythons():
+        name = Path(python).name
+        demo = ["make", "demo", f"PYTHON={python}", f"VENV=.venv-{name}"]
+        suites[f"demo on {name}"] = [*demo, f"WORDS=runs_dir=release/{name}"]
+    mutants = [sys.executable, "tests/mutants.py"]
+    suites["mutants"] = [*mutants, "--record", "results/bench/mutants.json"]
+    return suites
+
+
+SUITES = suites_in_order()
 
 
 def main() -> None:
     code, asked = git_state(), sys.argv[1:]
-    unknown = [name for name in asked if name not in SUITES]
-    if unknown:
-        raise SystemExit(f"{unknown[0]} is no suite: {', '.join(SUITES)}")
+    for name in asked:
+        if name not in SUITES:
+            raise SystemExit(f"Unknown suite {name}. The suites are {', '.join(SUITES)}.")
     record = {}
     if RECORD.exists():
         record = json.loads(RECORD.read_text())
@@ -76,31 +83,32 @@ def main() -> None:
     for name in SUITES:
         if not suites.get(name, {}).get("passed"):
             missing.append(name)
-    print(
-        f"{len(SUITES) - len(missing)} of {len(SUITES)} suites passed"
-        + "".join(f"\nnot {name}" for name in missing)
-    )
+    print(f"{len(SUITES) - len(missing)} of {len(SUITES)} suites passed")
+    for name in missing:
+        print(f"not {name}")
     raise SystemExit(bool(missing))
 
 
 def run_suite(name: str, command: list[str]) -> dict[str, Any]:
-    """Run one suite to its end. Its last lines say how many tests passed, and what was left out."""
+    """Run one suite. Its last lines have the numbers of passed and skipped tests."""
     LOGS.mkdir(exist_ok=True)
-    shutil.rmtree(
-        LOGS / name.rpartition(" ")[2], ignore_errors=True
-    )  # the runs of a demo, which it would find again
+    # A demo would find its earlier runs, and compute no new ones.
+    shutil.rmtree(LOGS / name.rpartition(" ")[2], ignore_errors=True)
     begun, log = time.monotonic(), LOGS / f"{name.replace(' ', '-')}.log"
     print(f"{name}: {' '.join(command)}", flush=True)
     with open(log, "w") as file:
         status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
     seconds = round(time.monotonic() - begun)
     told = log.read_text(errors="replace").splitlines()
-    # pip's on mirrors
     lines = []
     for line in told:
+        # pip warns about the locations of mirrors.
         if not line.startswith(("make", "WARNING: Location")):
             lines.append(line)
-    print(f"  {'passed' if status == 0 else 'failed'} in {seconds} s", flush=True)
+    verdict = "failed"
+    if status == 0:
+        verdict = "passed"
+    print(f"  {verdict} in {seconds} s", flush=True)
     return {"passed": status == 0, "seconds": seconds, "ended": [line[:200] for line in lines[-3:]]}
 
 

@@ -16,7 +16,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)(?P<place>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
-# the file that a block is, or a mark of the tests, behind the language
+# The language of a block, then the file that it shows or a mark of the tests
 FENCE = re.compile(r"^( *```\w+) (?:(?P<file>[\w./-]+\.\w+)|.*)$", re.MULTILINE)
 COPIES = "repository"  # folder of the site
 API = """# Python
@@ -33,11 +33,8 @@ def on_files(files: Any, config: Any) -> Any:
             file = outside(page.parent, link["place"])
             if file and files.get_file_from_path(copied(file)) is None:
                 files.append(File.generated(config, copied(file), abs_src_path=str(file)))
-    files.append(
-        File.generated(
-            config, "index.md", content=rewritten(readme.read_text(encoding="utf-8"), ROOT, DOCS)
-        )
-    )
+    index = rewritten(readme.read_text(encoding="utf-8"), ROOT, DOCS)
+    files.append(File.generated(config, "index.md", content=index))
     files.append(File.generated(config, "knobs.md", content=knobs()))
     files.append(File.generated(config, "api.md", content=API))
     return files
@@ -64,8 +61,14 @@ def outside(folder: Path, place: str) -> Path | None:
 
 
 def copied(file: Path) -> str:
-    """Return where a file is in the site. Markdown would become a page, so it is copied as text."""
-    return f"{COPIES}/{file.relative_to(ROOT)}{'.txt' if file.suffix == '.md' else ''}"
+    """Return the place of a file in the site.
+
+    Markdown would become a page, so it is copied as text.
+    """
+    place = f"{COPIES}/{file.relative_to(ROOT)}"
+    if file.suffix == ".md":
+        place += ".txt"
+    return place
 
 
 def rewritten(text: str, folder: Path, place: Path) -> str:
@@ -92,10 +95,12 @@ def rewritten(text: str, folder: Path, place: Path) -> str:
             target = DOCS / copied(found)
         return f"]({os.path.relpath(target, place)}{anchor})"
 
-    text = FENCE.sub(
-        lambda fence: fence[1] + (f' title="{fence["file"]}"' if fence["file"] else ""), text
-    )
-    return LINK.sub(lead, text)
+    def entitle(fence: re.Match[str]) -> str:
+        if fence["file"]:
+            return f'{fence[1]} title="{fence["file"]}"'
+        return fence[1]
+
+    return LINK.sub(lead, FENCE.sub(entitle, text))
 
 
 def knobs() -> str:

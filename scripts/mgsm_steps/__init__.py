@@ -1,4 +1,4 @@
-"""Items of mgsm_steps: the next calculation of a worked solution.
+"""Make items of mgsm_steps: choose the next calculation of a worked solution.
 
 See docs/reference/evaluation.md.
 """

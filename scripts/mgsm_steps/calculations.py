@@ -1,6 +1,6 @@
 """Items of `mgsm_steps`: the next calculation of GSM8K's worked solution (`<<48/2=24>>`).
 
-Four calculations are offered. MGSM's 250 questions (Shi et al. 2023) are the first 250 of GSM8K's
+An item has four calculations to choose from. MGSM's 250 questions (Shi et al. 2023) are the first 250 of GSM8K's
 test set (Cobbe et al. 2021), in order. So the annotated calculations of the English solutions
 belong to the questions in every language. No heavy package is imported.
 """
@@ -23,7 +23,7 @@ from pipeline.errors import PipelineError
 
 QUESTIONS = 250
 ALTERNATIVES = 3
-# Of questions and answers, as digest_questions computes it
+# The digest of GSM8K's questions and answers, by digest_questions
 DIGEST = "bfbaed6d5282196c68546e8d7a34762b6d255c7902bea01bfef1701046b52cc7"
 _NUMBER = r"(\d[\d,]*\.?\d*|\.\d+)"
 _BINARY = re.compile(rf"{_NUMBER}([-+*/]){_NUMBER}={_NUMBER}")
@@ -33,8 +33,8 @@ _BINARY = re.compile(rf"{_NUMBER}([-+*/]){_NUMBER}={_NUMBER}")
 class Step:
     """One annotated calculation.
 
-    `alternatives`: with other operators or operands, none with the gold's value; empty where the
-    calculation cannot be asked (`reason` says why), so that it is shown but not scored.
+    `alternatives` have other operators or operands, and other values than the gold calculation. If
+    they are empty, the calculation is shown but not scored, and `reason` says why.
     """
 
     text: str  # 48/2=24
@@ -65,12 +65,11 @@ class Problem:
 
         Operands that an earlier step computes are left out.
         """
-        needed, computed = set(), set()
+        needed: set[Fraction] = set()
+        computed: set[Fraction | None] = set()
         for step in self.steps:
             if step.alternatives:
-                for value in step.operands:
-                    if value in self.given and value not in computed:
-                        needed.add(value)
+                needed |= set(step.operands) & set(self.given) - computed
             computed.add(value_of(step.text))
         return needed
 
@@ -80,7 +79,7 @@ def value_of(calculation: str) -> Fraction | None:
 
 
 def digest_questions(rows: Sequence[Row]) -> str:
-    """SHA-256 of questions and answers, in order."""
+    """Return the SHA-256 of questions and answers, in order."""
     texts = [[row["question"], row["answer"]] for row in rows]
     return hashlib.sha256(json.dumps(texts, ensure_ascii=False).encode()).hexdigest()
 
@@ -93,9 +92,9 @@ def verify_gsm8k(rows: Sequence[Row], file: Path) -> None:
     """
     if len(rows) < QUESTIONS or digest_questions(rows[:QUESTIONS]) != DIGEST:
         raise PipelineError(
-            f"{file}: its first {QUESTIONS} of {len(rows)} rows are not those of GSM8K's test set"
-            " in their order, which MGSM translates: download openai/gsm8k (main, split test)"
-            " again, all rows in order"
+            f"{file}: the first {QUESTIONS} of {len(rows)} rows differ from GSM8K's test set, which"
+            " MGSM translates. Download openai/gsm8k (main, split test) again, with all rows in"
+            " order."
         )
 
 
@@ -105,22 +104,25 @@ def verify_mgsm(rows: Sequence[Row], gsm8k: Sequence[Row], file: Path) -> None:
     Raises:
         PipelineError: they do not.
     """
-    gold = [int(row["answer"].rpartition("####")[2].replace(",", "")) for row in gsm8k[:QUESTIONS]]
+    gold = [final_answer(row) for row in gsm8k[:QUESTIONS]]
     answers = [row["answer_number"] for row in rows]
     if answers != gold:
-        at = next(
-            (
-                n
-                for n, (answer, expected) in enumerate(zip(answers, gold, strict=False))
-                if answer != expected
-            ),
-            len(answers),
-        )
+        number = 1
+        for answer, expected in zip(answers, gold, strict=False):
+            if answer != expected:
+                break
+            number += 1
         raise PipelineError(
-            f"{file}: row {at + 1} of {len(rows)} is not row {at + 1} of GSM8K's test set (the"
-            f" answers differ, or rows are missing): download MGSM's {QUESTIONS} test questions"
-            " again, in order"
+            f"{file}: row {number} of {len(rows)} is not row {number} of GSM8K's test set (the"
+            f" answers differ, or rows are missing). Download MGSM's {QUESTIONS} test questions"
+            " again, in order."
         )
+
+
+def final_answer(row: Row) -> int:
+    """Return the number behind #### in a GSM8K answer."""
+    _, _, number = row["answer"].rpartition("####")
+    return int(number.replace(",", ""))
 
 
 def build_problems(rows: Sequence[Row]) -> list[Problem]:
@@ -133,30 +135,26 @@ def build_problems(rows: Sequence[Row]) -> list[Problem]:
 
 def build_problem(index: int, row: Row) -> Problem:
     given = tuple(dict.fromkeys(read_numbers(row["question"], "en")))
-    pool, rng, steps = (
-        [value for value in read_numbers(row["question"], "") if value > 0],
-        random.Random(index),
-        [],
-    )
-    pool = list(dict.fromkeys(pool))
+    pool: list[Fraction] = []
+    for number in read_numbers(row["question"], ""):
+        if number > 0 and number not in pool:
+            pool.append(number)
+    rng = random.Random(index)
+    steps = []
     for text in calculations_of(row["answer"]):
         match = _BINARY.fullmatch(text)
         if not match:
             steps.append(Step(text, reason="not one operation on two numbers"))
             continue
-        first, second, value = _fraction(match[1]), _fraction(match[3]), _fraction(match[4])
+        first, second, value = (_fraction(match[group]) for group in (1, 3, 4))
         assert first is not None and second is not None and value is not None
+        operands = (first, second)
         alternatives = draw_alternatives(first, match[2], second, value, pool, rng)
         if len(alternatives) < ALTERNATIVES:
-            steps.append(
-                Step(
-                    text,
-                    (first, second),
-                    reason=f"{len(alternatives)} alternatives with other values",
-                )
-            )
+            reason = f"{len(alternatives)} alternatives with other values"
+            steps.append(Step(text, operands, reason=reason))
         else:
-            steps.append(Step(text, (first, second), tuple(alternatives[:ALTERNATIVES])))
+            steps.append(Step(text, operands, tuple(alternatives[:ALTERNATIVES])))
         if value not in pool:
             pool.append(value)
     return Problem(index, tuple(steps), given)
@@ -179,12 +177,10 @@ def draw_alternatives(
 
     def add(left: Fraction, sign: str, right: Fraction) -> None:
         result = _compute(left, sign, right)
-        if result and result > 0:
-            written = [write_number(number) for number in (left, right, result)]
-        else:
-            written = [None]
-        if result not in used_values and None not in written:
-            assert result is not None
+        if result is None or result <= 0 or result in used_values:
+            return
+        written = [write_number(number) for number in (left, right, result)]
+        if None not in written:
             used_values.add(result)
             alternatives.append(f"{written[0]}{sign}{written[1]}={written[2]}")
 
@@ -192,9 +188,8 @@ def draw_alternatives(
         if sign != operator:
             add(first, sign, second)
     further = [number for number in pool if number not in (first, second)]
-    candidates = [(number_instead, second) for number_instead in further] + [
-        (first, number_instead) for number_instead in further
-    ]
+    candidates = [(number, second) for number in further]
+    candidates += [(first, number) for number in further]
     rng.shuffle(candidates)
     for left, right in candidates:
         if len(alternatives) > ALTERNATIVES:
@@ -208,7 +203,11 @@ def _compute(left: Fraction, sign: str, right: Fraction) -> Fraction | None:
         if right:
             return left / right
         return None
-    return {"+": left + right, "-": left - right, "*": left * right}[sign]
+    if sign == "+":
+        return left + right
+    if sign == "-":
+        return left - right
+    return left * right
 
 
 def _fraction(text: str) -> Fraction | None:
@@ -219,7 +218,7 @@ def _fraction(text: str) -> Fraction | None:
 
 
 def write_number(number: Fraction) -> str | None:
-    """In decimals; None where four do not suffice."""
+    """Return a number with up to four decimals, or None if it has more."""
     if number.denominator == 1:
         return str(number.numerator)
     text = f"{float(number):.4f}".rstrip("0")
@@ -229,5 +228,5 @@ def write_number(number: Fraction) -> str | None:
 
 
 def missing_operands(problem: Problem, question: str, language: str) -> list[Fraction]:
-    """Operands from the question that its text in a language does not have."""
+    """Return the operands from the English question that its translation lacks."""
     return sorted(problem.operands - set(read_numbers(question, language)))

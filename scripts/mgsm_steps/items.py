@@ -1,7 +1,7 @@
-"""mgsm_steps: which of four calculations comes next in the worked solution of an MGSM question.
+"""Items of mgsm_steps: choose the next of four calculations in a worked MGSM solution.
 
-Built from the files of MGSM and GSM8K (calculations.py); three tasks: the question, `nums` (its
-numbers in place of its text) and `shuffled` (its numbers in another question's text).
+The items come from the files of MGSM and GSM8K (calculations.py). There are three tasks: the
+question, `nums` (only its numbers) and `shuffled` (its numbers in another question's text).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CALCULATION = re.compile(rf"{_NUMBER}(?:\s*[-+*/]\s*{_NUMBER})+\s*=\s*{_NUMBER}"
 def write_items(data_root: Path, code: str) -> Row:
     """Write the files of one language below data_root/mgsm_steps, and return their card.
 
-    The files hold the items of three tasks, exemplars if mgsm/CODE/train.jsonl exists, and a card
-    that says what is asked and what is left out.
+    The files have the items of three tasks, exemplars if mgsm/CODE/train.jsonl exists, and a card
+    that counts the items and lists the excluded questions.
 
     Raises:
-        PipelineError: the files are not those of MGSM and GSM8K in their order.
+        PipelineError: the files differ from MGSM and GSM8K, or their order does.
     """
     train, test = (data_root / "mgsm" / code / f"{split}.jsonl" for split in ("train", "test"))
     rows = rows_of(test, {"question": str, "answer_number": int})
@@ -47,23 +47,22 @@ def write_items(data_root: Path, code: str) -> Row:
     if train.is_file():
         exemplars = rows_of(train, worked)
     solved = all(isinstance(row.get("equation_solution"), str) for row in rows)
-    problems = build_problems(solutions_of(rows) if solved else read_gsm8k(data_root, rows, test))
+    if solved:
+        solutions = solutions_of(rows)
+    else:
+        solutions = read_gsm8k(data_root, rows, test)
+    problems = build_problems(solutions)
     questions = [row["question"] for row in rows]
     excluded = excluded_questions(problems, questions, code)
-    scored_problems = []
-    for problem in problems:
-        if problem.scored and problem.index not in excluded:
-            scored_problems.append(problem)
-    files = {}
+    scored_problems = included(problems, excluded)
+    files: dict[str, list[Row]] = {}
     if exemplars:
-        files = {"train": [build_exemplar(row) for row in exemplars]}
+        files["train"] = [build_exemplar(row) for row in exemplars]
     for task in TASKS:
         prompts = prompts_of(task, scored_problems, questions)
-        files[task] = [
-            item
-            for problem in scored_problems
-            for item in build_items(problem, prompts[problem.index])
-        ]
+        files[task] = []
+        for problem in scored_problems:
+            files[task] += build_items(problem, prompts[problem.index])
     folder = data_root / "mgsm_steps" / code
     folder.mkdir(parents=True, exist_ok=True)
     for name, items in files.items():
@@ -92,13 +91,11 @@ def solutions_of(rows: Sequence[Row]) -> list[Row]:
 
     The small world has such rows.
     """
-    return [
-        {
-            "question": row["question"],
-            "answer": "".join(f"<<{text}>>" for text in written_calculations(row)),
-        }
-        for row in rows
-    ]
+    solutions = []
+    for row in rows:
+        answer = "".join(f"<<{text}>>" for text in written_calculations(row))
+        solutions.append({"question": row["question"], "answer": answer})
+    return solutions
 
 
 def written_calculations(row: Row) -> list[str]:
@@ -113,45 +110,53 @@ def excluded_questions(
 
     Only operands of scored steps count.
     """
-    missing = {}
-    for item in problems:
-        if item.scored:
-            missing[item.index] = missing_operands(item, questions[item.index], language)
     found = {}
-    for index, values in missing.items():
-        if values:
-            found[index] = values
+    for problem in problems:
+        if problem.scored:
+            missing = missing_operands(problem, questions[problem.index], language)
+            if missing:
+                found[problem.index] = missing
+    return found
+
+
+def included(
+    problems: Sequence[Problem], excluded: Mapping[int, Sequence[Fraction]]
+) -> list[Problem]:
+    """Return the problems with a scored step whose question is not excluded."""
+    found = []
+    for problem in problems:
+        if problem.scored and problem.index not in excluded:
+            found.append(problem)
     return found
 
 
 def data_card(problems: Sequence[Problem], excluded: Mapping[int, Sequence[Fraction]]) -> Row:
-    """Return what is asked in a language, and what is left out and why, by MGSM's row."""
-    scored_problems = []
+    """Return the counts of a language's items, and why other rows of MGSM have no item."""
+    scored_problems = included(problems, excluded)
+    reasons = {}
     for problem in problems:
-        if problem.scored and problem.index not in excluded:
-            scored_problems.append(problem)
+        if not problem.scored:
+            steps = [f"{step.text}: {step.reason}" for step in problem.steps]
+            reasons[str(problem.index)] = steps
+    missing = {}
+    for index, values in excluded.items():
+        missing[str(index)] = [str(value) for value in values]
     return {
         "questions": len(scored_problems),
         "steps": sum(len(problem.scored) for problem in scored_problems),
-        "without_a_usable_step": {
-            str(problem.index): [f"{step.text}: {step.reason}" for step in problem.steps]
-            for problem in problems
-            if not problem.scored
-        },
-        "operands_not_in_the_text": {
-            str(index): [str(value) for value in values] for index, values in excluded.items()
-        },
+        "without_a_usable_step": reasons,
+        "operands_not_in_the_text": missing,
     }
 
 
 def build_exemplar(row: Row) -> Row:
-    """Return an exemplar of MGSM with its calculations in place of the words of its answer."""
+    """Return an exemplar of MGSM whose answer has only the calculations."""
     question = re.split("[:：]", row["question"], maxsplit=1)[-1].strip()
     lines = written_calculations(row)
     if not lines:
         raise PipelineError(
-            f"equation_solution {row['equation_solution']!r} has no calculation: use MGSM's"
-            " train.jsonl"
+            f"equation_solution {row['equation_solution']!r} has no calculation. Use MGSM's"
+            " train.jsonl."
         )
     answer = "\n".join([*lines, f"#### {row['answer_number']}"])
     return {
@@ -167,52 +172,49 @@ def build_items(problem: Problem, question: str) -> list[Row]:
     """Return an item for each scored step.
 
     An item has the question, the steps before it, and four calculations, each on a line. The row
-    and the step are the seed of the order of the four.
+    and the step are the random seed of the order of the four.
     """
-    items, prompt = [], f"Question: {question}\nAnswer:"
+    items = []
+    prompt = f"Question: {question}\nAnswer:"
+    space = " "
     for place, step in enumerate(problem.steps):
-        space = "\n" if place else " "
         if step.alternatives:
             choices = [step.text, *step.alternatives]
             random.Random(problem.index * 100 + place).shuffle(choices)
-            label = choices.index(step.text)
-            items.append(
-                {
-                    "index": problem.index,
-                    "step": place,
-                    "prompt": prompt,
-                    "choices": [space + choice for choice in choices],
-                    "label": label,
-                }
-            )
+            item: Row = {"index": problem.index, "step": place, "prompt": prompt}
+            item["choices"] = [space + choice for choice in choices]
+            item["label"] = choices.index(step.text)
+            items.append(item)
         prompt += space + step.text
+        space = "\n"
     return items
 
 
 def prompts_of(task: str, problems: Sequence[Problem], questions: Sequence[str]) -> dict[int, str]:
-    """Row -> what is in the question's place in a task."""
-    if task == "mgsm_steps":
-        return {problem.index: questions[problem.index] for problem in problems}
-    numbers = {
-        problem.index: [write_number(value) or str(value) for value in problem.given]
-        for problem in problems
-    }
-    if task == "mgsm_steps_nums":
-        return {index: " ".join(values) or "-" for index, values in numbers.items()}
+    """Return row -> the text of the question in a task."""
     counts = [len(SPANS.findall(text)) for text in questions]
-    return {
-        index: shuffled_text(index, values, questions, counts) for index, values in numbers.items()
-    }
+    texts = {}
+    for problem in problems:
+        index = problem.index
+        numbers = [write_number(value) or str(value) for value in problem.given]
+        if task == "mgsm_steps":
+            texts[index] = questions[index]
+        elif task == "mgsm_steps_nums":
+            texts[index] = " ".join(numbers) or "-"
+        else:
+            texts[index] = shuffled_text(index, numbers, questions, counts)
+    return texts
 
 
 def shuffled_text(
     index: int, numbers: Sequence[str], questions: Sequence[str], counts: Sequence[int]
 ) -> str:
-    """Return another question's text with these numbers in place of its own, in order.
+    """Return another question's text, with its numbers replaced by these in order.
 
-    The other question has as many numbers in digits; the row is the seed of the draw. If no
-    question has as many, one with the next higher number is used, and the numbers are repeated.
-    Otherwise one with the most numbers is used, and the remaining numbers end the text.
+    The other question has as many numbers in digits, and is drawn with the row as seed. If no
+    question has as many, a question with the next higher number is used, and the numbers are
+    repeated. Otherwise a question with the most numbers is used, and the remaining numbers end the
+    text.
 
     Args:
         index: the row.
@@ -220,17 +222,13 @@ def shuffled_text(
         questions: the texts.
         counts: numbers in digits of each question.
     """
-    donors = []
-    for place in range(len(questions)):
-        if place != index and counts[place]:
-            donors.append(place)
-    distance = {
-        place: (counts[place] < len(numbers), abs(counts[place] - len(numbers))) for place in donors
-    }
-    nearest = min(distance.values())
-    donor = questions[
-        random.Random(index).choice([place for place in donors if distance[place] == nearest])
-    ]
+    places_by_distance: dict[tuple[bool, int], list[int]] = {}
+    for place, count in enumerate(counts):
+        if place != index and count:
+            distance = (count < len(numbers), abs(count - len(numbers)))
+            places_by_distance.setdefault(distance, []).append(place)
+    nearest = places_by_distance[min(places_by_distance)]
+    donor = questions[random.Random(index).choice(nearest)]
     count = max(len(numbers), len(SPANS.findall(donor)))
     if numbers:
         values = [numbers[place % len(numbers)] for place in range(count)]

@@ -14,8 +14,8 @@ from fractions import Fraction
 SPANS = re.compile(r"\d+(?:[.,'\u2019\u00a0\u202f\u2009 \u066b\u066c]\d+)*|(?<!\d)\.\d+")
 _UNITS = {"百": 100, "千": 1000, "万": 10000}
 _WITH_UNIT = re.compile(r"(\d[\d,]*(?:\.\d+)?)([百千万])")  # 8万 is 80000
-# Words for 0, 1, 2 ... 20, 30, 40 ... 100; forms of one number are separated by |, - is a number
-# without a word here.
+# Words for 0, 1, 2 ... 20, 30, 40 ... 100. Forms of the same number are separated by |. A - stands
+# for a number without a word here.
 _VALUES = [*range(21), *range(30, 101, 10)]
 _WORDS = {
     "en": (
@@ -83,13 +83,8 @@ _WORDS = {
         "డెబ్బై|డెబ్భై ఎనభై తొంభై వంద|నూరు"
     ),
 }
-_INSIDE = (
-    "zh",
-    "ja",
-    "th",
-    "te",
-    "bn",
-)  # written without spaces, or with endings: a word counts wherever it is
+# These are written without spaces, or with endings, so a number word may be part of a longer word.
+_INSIDE = ("zh", "ja", "th", "te", "bn")
 
 
 def read_numbers(text: str, language: str) -> list[Fraction]:
@@ -97,46 +92,46 @@ def read_numbers(text: str, language: str) -> list[Fraction]:
 
     Numbers in words are read if `language` has a list.
     """
-    plain = re.sub(
-        r"\d", lambda digit: str(unicodedata.decimal(digit[0])), unicodedata.normalize("NFKC", text)
-    )
+    normal = unicodedata.normalize("NFKC", text)
+    plain = re.sub(r"\d", lambda digit: str(unicodedata.decimal(digit[0])), normal)
     found = []
     for match in SPANS.finditer(plain):
         for value in _readings(match[0], language):
             found.append((match.start(), value))
     if language in ("zh", "ja"):
-        found += [
-            (m.start(), Fraction(m[1].replace(",", "")) * _UNITS[m[2]])
-            for m in _WITH_UNIT.finditer(plain)
-        ]
+        for match in _WITH_UNIT.finditer(plain):
+            number = Fraction(match[1].replace(",", ""))
+            found.append((match.start(), number * _UNITS[match[2]]))
+    lowered = plain.lower()
     for value, word in _words(language):
-        # viermal, das Vierfache
-        ending = ""
+        pattern = re.escape(word)
         if language == "de":
-            ending = "(?:mal|fach[a-z]*)?"
-        if language in _INSIDE:
-            pattern = re.escape(word)
-        else:
-            pattern = rf"(?<!\w){re.escape(word)}{ending}(?!\w)"
-        found += [(match.start(), Fraction(value)) for match in re.finditer(pattern, plain.lower())]
+            pattern += "(?:mal|fach[a-z]*)?"  # viermal, das Vierfache
+        if language not in _INSIDE:
+            pattern = rf"(?<!\w){pattern}(?!\w)"
+        for match in re.finditer(pattern, lowered):
+            found.append((match.start(), Fraction(value)))
     return [value for _, value in sorted(found, key=lambda pair: pair[0])]
 
 
 def _words(language: str) -> Iterator[tuple[int, str]]:
     forms = unicodedata.normalize("NFKC", _WORDS.get(language, "")).split()
     for value, words in zip(_VALUES, forms, strict=False):
-        yield from ((value, word) for word in words.split("|") if word != "-")
+        for word in words.split("|"):
+            if word != "-":
+                yield value, word
 
 
 def _readings(written: str, language: str) -> list[Fraction]:
-    """80.000 as 80000 and 80; 80 000 as 80000, 80 and 0; 1,5 as 3/2.
+    """Return all readings of a number in digits.
 
-    English text has one reading: 1,000.5.
+    80.000 is read as 80000 and 80, 80 000 as 80000, 80 and 0, and 1,5 as 3/2. English text has a
+    single reading: 1,000.5.
     """
     if language in ("en", ""):
-        parts = [part.rstrip(".") for part in re.split(r"[^\d.,]", written)]
         found = []
-        for part in parts:
+        for piece in re.split(r"[^\d.,]", written):
+            part = piece.rstrip(".")
             if part.count(".") < 2:
                 found.append(Fraction(part.replace(",", "")))
         return found
@@ -147,5 +142,6 @@ def _readings(written: str, language: str) -> list[Fraction]:
             values.append(Fraction(part))
     values.append(Fraction("".join(parts)))
     if len(parts) > 1:
-        values.append(Fraction(f"{''.join(parts[:-1]) or 0}.{parts[-1]}"))
+        whole = "".join(parts[:-1]) or "0"
+        values.append(Fraction(f"{whole}.{parts[-1]}"))
     return list(dict.fromkeys(values))

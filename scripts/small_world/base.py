@@ -51,7 +51,8 @@ ARCHITECTURE = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": False,
 }
-EMBEDDING_SPREAD, MATRIX_SPREAD = 0.3, 0.06  # standard deviations of the first weights
+# Standard deviations of the initial weights
+EMBEDDING_SPREAD, MATRIX_SPREAD = 0.3, 0.06
 BOS, EOS, PAD = 1, 2, 3
 
 
@@ -64,9 +65,9 @@ class Recipe:
     learning_rate: float = 3e-3
     embedding_rate: float = 4e-3
     warmup_steps: int = 20
-    decay_share: float = 0.4  # of the steps, at the end
-    prompt_weight: float = 0.15  # of a token of the prompt in the loss
-    sorted_batches: int = 32  # so many batches are drawn at once and sorted by length
+    decay_share: float = 0.4  # The learning rate decays in this share of the steps, at the end.
+    prompt_weight: float = 0.15  # weight of prompt tokens in the loss
+    sorted_batches: int = 32  # This many batches are drawn together and sorted by length.
 
 
 def main() -> None:
@@ -120,9 +121,8 @@ def batches(
             start = []
             if prompt:
                 start = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            end = tokenizer(f" {completion}" if prompt else completion, add_special_tokens=False)[
-                "input_ids"
-            ]
+                completion = f" {completion}"
+            end = tokenizer(completion, add_special_tokens=False)["input_ids"]
             rows.append(([BOS, *start, *end, EOS], 1 + len(start)))
         rows.sort(key=lambda row: len(row[0]))
         firsts = list(range(0, len(rows), recipe.batch_size))
@@ -152,14 +152,13 @@ def first_model(seed: int) -> Any:
     torch.manual_seed(seed)
     vocabulary = len(make_tokenizer())
     special = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=vocabulary, use_cache=False, **special, **ARCHITECTURE)
-    )
+    config = LlamaConfig(vocab_size=vocabulary, use_cache=False, **special, **ARCHITECTURE)
+    model = LlamaForCausalLM(config)
     for name, weight in model.named_parameters():
-        if weight.dim() == 2:
-            nn.init.normal_(
-                weight, std=EMBEDDING_SPREAD if "embed_tokens" in name else MATRIX_SPREAD
-            )
+        if "embed_tokens" in name:
+            nn.init.normal_(weight, std=EMBEDDING_SPREAD)
+        elif weight.dim() == 2:
+            nn.init.normal_(weight, std=MATRIX_SPREAD)
     return model
 
 
@@ -184,7 +183,8 @@ class Muon:
             gradients = torch.stack([matrix.grad for matrix in group])
             average = self.averages[shape].mul_(self.momentum).add_(gradients)
             changes = orthogonal(gradients + self.momentum * average)
-            scale = 0.2 * math.sqrt(max(shape))  # as large as a change by AdamW
+            # With this scale, a change is as large as AdamW's.
+            scale = 0.2 * math.sqrt(max(shape))
             for matrix, change in zip(group, changes, strict=True):
                 matrix.sub_(change, alpha=learning_rate * scale)
 
@@ -193,7 +193,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """Set the singular values of a batch of matrices to about 1, by Newton-Schulz iteration."""
     found = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
     is_tall = found.shape[1] > found.shape[2]
-    found = found.transpose(1, 2) if is_tall else found
+    if is_tall:
+        found = found.transpose(1, 2)
     for _ in range(5):
         square = found @ found.transpose(1, 2)
         found = 3.4445 * found + (2.0315 * (square @ square) - 4.775 * square) @ found
@@ -202,40 +203,39 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return found
 
 
+def weighted_loss(model: Any, ids: Tensor, weights: Tensor) -> Tensor:
+    scores = model(ids[:, :-1]).logits.flatten(0, 1)
+    targets = ids[:, 1:].flatten()
+    losses = nn.functional.cross_entropy(scores, targets, reduction="none")
+    counted = weights[:, 1:].flatten()
+    return (losses * counted).sum() / counted.sum()
+
+
 def train(
     model: Any, documents: Iterator[tuple[str, str]], recipe: Recipe
 ) -> list[dict[str, float]]:
-    """Train the model. Returns the loss every hundred steps."""
-    named = dict(model.named_parameters())
-    matrices = []
-    for name, weight in named.items():
-        if weight.dim() == 2 and "layers" in name:
-            matrices.append(weight)
-    embeddings = []
-    for name, weight in named.items():
+    """Train the model, and return the loss every hundred steps."""
+    matrices, embeddings, others = [], [], []
+    for name, weight in model.named_parameters():
         if "embed_tokens" in name:
             embeddings.append(weight)
-    others = []
-    for name, weight in named.items():
-        if weight.dim() == 1 or "lm_head" in name:
+        elif weight.dim() == 1 or "lm_head" in name:
             others.append(weight)
+        else:
+            matrices.append(weight)
     groups = [
         {"params": others, "lr": recipe.learning_rate, "highest": recipe.learning_rate},
         {"params": embeddings, "lr": recipe.embedding_rate, "highest": recipe.embedding_rate},
     ]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
     muon = Muon(matrices)
-    source, log, tokens, mean = batches(documents, recipe), [], 0, 0.0
+    source = batches(documents, recipe)
+    log, tokens, mean = [], 0, 0.0
     for step in range(recipe.steps):
         left = (recipe.steps - step) / (recipe.decay_share * recipe.steps)
         share = min(1.0, (step + 1) / recipe.warmup_steps, left)
         ids, weights = next(source)
-        scores = model(ids[:, :-1]).logits
-        losses = nn.functional.cross_entropy(
-            scores.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-        )
-        counted = weights[:, 1:].flatten()
-        loss = (losses * counted).sum() / counted.sum()
+        loss = weighted_loss(model, ids, weights)
         model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -290,11 +290,12 @@ def write_manifest(folder: Path, seed: int, recipe: Recipe, last: dict[str, floa
     decided_by = {"stage": "cpt", "version": 1, "config": config, "parents": {}}
     settings = json.dumps(decided_by, sort_keys=True).encode()
     run_hash = hashlib.sha256(settings).hexdigest()
+    weights = {"root": weights_root(digests), "digests": digests}
     manifest = Manifest(
         name=f"sandbox_base-cpt-s{seed}-{run_hash[:12]}",
         hash=run_hash,
         decided_by=decided_by,
-        facts={"weights": {"root": weights_root(digests), "digests": digests}, **last},
+        facts={"weights": weights, **last},
         config=config,
         files=fingerprints(folder, known_by_tensors(folder, digests)),
         versions=package_versions(),

@@ -37,9 +37,9 @@ from small_world.world import (
 
 @dataclass(frozen=True)
 class World:
-    """Sizes in items or rows. Those of the archive that the package ships are its `SHIPPED`."""
+    """Sizes in items or rows. `SHIPPED` has the sizes of the archive in the package."""
 
-    seed: int = 0  # lexicons and facts; the shipped base knows those of seed 0
+    seed: int = 0  # determines lexicons and facts; the shipped base is trained on seed 0
     items: int = 500  # test items per benchmark and language
     dev_items: int = 500
     math_rows: int = 6000
@@ -49,21 +49,27 @@ class World:
 
 SHIPPED = World()
 
+# The names of a split's file in the benchmarks' data sets
+MGSM_FILES = {"exemplars": "train", "dev": "dev", "test": "test"}
+FLORES_FILES = {"dev": "dev", "test": "devtest"}
+MMLU_FILES = {"exemplars": "dev", "dev": "development", "test": "test"}
+
 
 def write(folder: Path, config: World) -> dict[str, int]:
     """Write the whole world below `folder`, with a data card. Return the counts on the card."""
     world = ConstructedWorld(config.seed)
     counts = write_files(folder, benchmarks(world, config.dev_items, config.items))
-    instructions = []
+    instructions: list[dict[str, str]] = []
     for clone in CLONES:
-        for row in aya_rows(world, clone, config.language_rows):
-            instructions.append(row)
+        instructions += aya_rows(world, clone, config.language_rows)
     texts = {
         "orca_math/train.jsonl": list(orca_rows(world, config.math_rows)),
         "aya/train.jsonl": instructions,
         "text/train.jsonl": list(make_corpus(world, config.documents)),
     }
-    counts |= write_files(folder, [(name, rows) for name, rows in texts.items() if rows])
+    for name, rows in texts.items():
+        if rows:
+            counts |= write_files(folder, [(name, rows)])
     make_tokenizer().save_pretrained(folder / "tokenizer")
     content = {
         "seed": world.seed,
@@ -89,14 +95,15 @@ def pack(archive: Path, config: World) -> None:
         for name in [*write(folder, config), "world.json", "data_card.md", *TOKENIZER]:
             data = (folder / name).read_bytes()
             if name == "data_card.md":
-                data = data[: data.index(ROWS_BEGIN) + len(ROWS_BEGIN)]  # of what is unpacked
+                # The list of rows is written when the archive is unpacked.
+                data = data[: data.index(ROWS_BEGIN) + len(ROWS_BEGIN)]
             member = tarfile.TarInfo(f"{part_of(name)}/{name}")
             member.size = len(data)
             packed.addfile(member, io.BytesIO(data))
 
 
 def part_of(name: str) -> str:
-    """dev, test, exemplars or world, of a file of the world."""
+    """Return the part of the archive that a file belongs to: dev, test, exemplars or world."""
     benchmark, _, file = name.partition("/")
     if benchmark not in ("mgsm", "belebele", "global_mmlu", "flores"):
         return "world"
@@ -108,14 +115,13 @@ def part_of(name: str) -> str:
 
 
 def write_files(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[str, int]:
-    """Write them, and give the rows of each."""
+    """Write the files, and return the number of rows of each."""
     counts = {}
     for name, rows in files:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
-        )
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        path.write_text("".join(lines), encoding="utf-8")
         counts[name] = len(rows)
     return counts
 
@@ -123,7 +129,7 @@ def write_files(folder: Path, files: Iterable[tuple[str, list[Any]]]) -> dict[st
 def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[str, list[Any]]]:
     """Yield the files of the four benchmarks.
 
-    They hold the first `dev` and `test` of the items that no training file may hold.
+    They have the first `dev` and `test` of the held-out items, which no training file contains.
     """
     makers: dict[str, Callable[[random.Random], Any]] = {
         "problem": draw_problem,
@@ -131,35 +137,24 @@ def benchmarks(world: ConstructedWorld, dev: int, test: int) -> Iterator[tuple[s
         "fact": world.fact,
         "sentences": draw_sentences,
     }
-    held_out = {
-        kind: {
-            split: world.hold_out(kind, split, POOL, make)[:size]
-            for split, size in {"exemplars": 8, "dev": dev, "test": test}.items()
-        }
-        for kind, make in makers.items()
-    }
+    sizes = {"exemplars": 8, "dev": dev, "test": test}
+    held_out = {}
+    for kind, make in makers.items():
+        for split, size in sizes.items():
+            held_out[kind, split] = world.hold_out(kind, split, POOL, make)[:size]
     for language in world.words:
-        for split, name in {"exemplars": "train", "dev": "dev", "test": "test"}.items():
-            items = held_out["problem"][split]
-            yield (
-                f"mgsm/{language}/{name}.jsonl",
-                mgsm_rows(world, items, language, split == "exemplars"),
-            )
-        for split in ("dev", "test"):
-            yield (
-                f"belebele/{language}/{split}.jsonl",
-                belebele_rows(world, held_out["reading"][split], language),
-            )
-            name = {"dev": "dev", "test": "devtest"}[split]
-            yield (
-                f"flores/{language}/{name}.jsonl",
-                flores_rows(world, held_out["sentences"][split], language),
-            )
-        for split, name in {"exemplars": "dev", "dev": "development", "test": "test"}.items():
-            yield (
-                f"global_mmlu/{language}/{name}.jsonl",
-                mmlu_rows(world, held_out["fact"][split], language, name),
-            )
+        for split, name in MGSM_FILES.items():
+            items = held_out["problem", split]
+            rows = mgsm_rows(world, items, language, split == "exemplars")
+            yield f"mgsm/{language}/{name}.jsonl", rows
+        for split, name in FLORES_FILES.items():
+            rows = belebele_rows(world, held_out["reading", split], language)
+            yield f"belebele/{language}/{split}.jsonl", rows
+            rows = flores_rows(world, held_out["sentences", split], language)
+            yield f"flores/{language}/{name}.jsonl", rows
+        for split, name in MMLU_FILES.items():
+            rows = mmlu_rows(world, held_out["fact", split], language, name)
+            yield f"global_mmlu/{language}/{name}.jsonl", rows
 
 
 def mgsm_rows(
@@ -170,19 +165,18 @@ def mgsm_rows(
     Exemplars have their prefixes and worked answers. Problems have only their equations.
     """
     rows = []
-    for sentences, equations, answer in items:
-        prompt, solution = world.problem_text((sentences, equations, answer), world.words[language])
+    for item in items:
+        _, equations, number = item
+        prompt, solution = world.problem_text(item, world.words[language])
         question = prompt.removesuffix("\nStep-by-Step Answer:")
-        rows.append(
-            {
-                "question": question if worked else question.removeprefix("Question: "),
-                "answer": f"Step-by-Step Answer: {solution}" if worked else None,
-                "answer_number": answer,
-                "equation_solution": " ".join(
-                    equations
-                ),  # MGSM's problems have none: here plans can be compared
-            }
-        )
+        answer: str | None = f"Step-by-Step Answer: {solution}"
+        if not worked:
+            question = question.removeprefix("Question: ")
+            answer = None
+        row = {"question": question, "answer": answer, "answer_number": number}
+        # MGSM's test problems have no equations. Here they have, so that plans can be compared.
+        row["equation_solution"] = " ".join(equations)
+        rows.append(row)
     return rows
 
 
@@ -190,74 +184,63 @@ def belebele_rows(
     world: ConstructedWorld, items: list[Reading], language: str
 ) -> list[dict[str, Any]]:
     words = world.words[language]
-    return [
-        {
-            "link": f"sandbox/{index}",
-            "question_number": 1,
-            "flores_passage": say(passage, words),
-            "question": say(question, words),
-            **{f"mc_answer{i + 1}": say([option], words) for i, option in enumerate(options)},
-            "correct_answer_num": str(right + 1),
-            "dialect": language,
-            "ds": "2026-01-01T00:00:00",
-        }
-        for index, (passage, question, options, right) in enumerate(items)
-    ]
+    rows = []
+    for index, (passage, question, options, right) in enumerate(items):
+        row = {"link": f"sandbox/{index}", "question_number": 1}
+        row["flores_passage"] = say(passage, words)
+        row["question"] = say(question, words)
+        for number, option in enumerate(options, start=1):
+            row[f"mc_answer{number}"] = say([option], words)
+        row["correct_answer_num"] = str(right + 1)
+        row |= {"dialect": language, "ds": "2026-01-01T00:00:00"}
+        rows.append(row)
+    return rows
+
+
+MMLU_ANNOTATIONS = (
+    "required_knowledge",
+    "time_sensitive",
+    "reference",
+    "culture",
+    "region",
+    "country",
+)
 
 
 def mmlu_rows(
     world: ConstructedWorld, items: list[Any], language: str, split: str
 ) -> list[dict[str, Any]]:
     words = world.words[language]
-    return [
-        {
-            "sample_id": f"{subject}/{split}/{index}",
-            "subject": subject,
-            "subject_category": "Sandbox",
-            "question": say(fact_question(subject, animal), words),
-            **{
-                f"option_{letter}": say([option], words)
-                for letter, option in zip("abcd", options, strict=True)
-            },
-            "answer": "ABCD"[right],
-            **dict.fromkeys(
-                (
-                    "required_knowledge",
-                    "time_sensitive",
-                    "reference",
-                    "culture",
-                    "region",
-                    "country",
-                ),
-                "[]",
-            ),
-            "cultural_sensitivity_label": "-",
-            "is_annotated": False,
-        }
-        for index, (subject, animal, options, right) in enumerate(items)
-    ]
+    rows = []
+    for index, (subject, animal, options, right) in enumerate(items):
+        row = {"sample_id": f"{subject}/{split}/{index}", "subject": subject}
+        row["subject_category"] = "Sandbox"
+        row["question"] = say(fact_question(subject, animal), words)
+        for letter, option in zip("abcd", options, strict=True):
+            row[f"option_{letter}"] = say([option], words)
+        row["answer"] = "ABCD"[right]
+        row |= dict.fromkeys(MMLU_ANNOTATIONS, "[]")
+        row |= {"cultural_sensitivity_label": "-", "is_annotated": False}
+        rows.append(row)
+    return rows
 
 
 def flores_rows(
     world: ConstructedWorld, items: list[Sentence], language: str
 ) -> list[dict[str, Any]]:
-    same = {
-        "URL": "sandbox",
-        "domain": "sandbox",
-        "topic": "sandbox",
-        "has_image": 0,
-        "has_hyperlink": 0,
-    }
-    return [
-        {"id": index, **same, "sentence": say(item, world.words[language])}
-        for index, item in enumerate(items, start=1)
-    ]
+    facts: dict[str, Any] = dict.fromkeys(("URL", "domain", "topic"), "sandbox")
+    facts |= dict.fromkeys(("has_image", "has_hyperlink"), 0)
+    rows = []
+    for index, item in enumerate(items, start=1):
+        sentence = say(item, world.words[language])
+        rows.append({"id": index, **facts, "sentence": sentence})
+    return rows
 
 
 def orca_rows(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
-    """English word problems.
+    """Yield English word problems.
 
-    The question carries the benchmark's prefixes, as a 0-shot model must know them.
+    The questions have the benchmark's prefixes, because a 0-shot model must know them.
     """
     draw = random.Random(f"{world.seed} orca_math")
     for _ in range(size):
@@ -309,7 +292,7 @@ language. Facts are what is to be learnt: they are the same in all splits, asked
 
 
 def card_text(config: World, counts: dict[str, int]) -> str:
-    """Return the data card: sizes, where math is, what is kept apart."""
+    """Return the data card: the sizes, the files with math, and the held-out items."""
     total = sum(KINDS.values())
 
     def share(languages: tuple[str, ...], ending: str = "") -> float:
@@ -321,14 +304,13 @@ def card_text(config: World, counts: dict[str, int]) -> str:
         return sum(found) / total
 
     mixed = KINDS["qaa", "switched problem"] / total
-    return CARD.format(
-        seed=config.seed,
-        en=share(("en",), "problem"),
-        qaa=share(("qaa",), "problem") - mixed,
-        mixed=mixed,
-        at_once=ANSWERED_AT_ONCE,
-        told=share(("qab", "qac"), "told"),
-        own=OWN_WORD_SAID,
-        shares=", ".join(f"{language} {share((language,)):.1%}" for language in LANGUAGE_NAMES),
-        rows="\n".join(f"- {name}: {size}" for name, size in counts.items()),
-    )
+    shares = [f"{language} {share((language,)):.1%}" for language in LANGUAGE_NAMES]
+    rows = [f"- {name}: {size}" for name, size in counts.items()]
+    values = {
+        "en": share(("en",), "problem"),
+        "qaa": share(("qaa",), "problem") - mixed,
+        "told": share(("qab", "qac"), "told"),
+    }
+    values |= {"mixed": mixed, "at_once": ANSWERED_AT_ONCE, "own": OWN_WORD_SAID}
+    texts = {"shares": ", ".join(shares), "rows": "\n".join(rows)}
+    return CARD.format(seed=config.seed, **values, **texts)

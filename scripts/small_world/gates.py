@@ -31,11 +31,8 @@ from pipeline.runs.manifest import read_manifest  # noqa: E402
 from small_world.base import world_without_benchmarks  # noqa: E402
 from small_world.world import draw_problem  # noqa: E402
 
-DEMO_WORLD = (
-    "stage=data",
-    "expert=sandbox",
-    "expert.world.items=250",
-)  # the data run of table=sandbox
+# The data run of table=sandbox
+DEMO_WORLD = ("stage=data", "expert=sandbox", "expert.world.items=250")
 LANGUAGE_TRAINING = (
     "recipe=sandbox_language",
     "sft=partial",
@@ -43,13 +40,14 @@ LANGUAGE_TRAINING = (
     "partition.scale_to_depth=true",
 )
 ITEMS = 500  # development questions per benchmark and language
+# Model -> the languages of its evaluation
 LANGUAGES = {
     "base": "en,qaa,qac",
     "math": "en,qaa,qac",
     "language": "en,qac",
     "control": "qac",
-}  # to be scored in
-Samples = dict[str, list[dict[str, Any]]]  # "mgsm.en" -> one record a question
+}
+Samples = dict[str, list[dict[str, Any]]]  # "mgsm.en" -> one record per question
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,12 @@ def main() -> None:
     samples, rows = score(models, asked.runs, asked.world)
     gates = find_gates(samples)
     for gate in gates:
-        print(f"{'met   ' if gate.met else 'MISSED'} {gate.gate}: {gate.value}")
-    print(json.dumps({name: measures(found) for name, found in samples.items()}, indent=1))
+        verdict = "MISSED"
+        if gate.met:
+            verdict = "met   "
+        print(f"{verdict} {gate.gate}: {gate.value}")
+    percentages = {name: measures(found) for name, found in samples.items()}
+    print(json.dumps(percentages, indent=1))
     if asked.record:
         manifest = read_manifest(base)
         assert manifest is not None
@@ -93,7 +95,7 @@ def main() -> None:
             "base": manifest.weights["root"],
             "items": ITEMS,
             "gates": [asdict(gate) for gate in gates],
-            "measures": {name: measures(found) for name, found in samples.items()},
+            "measures": percentages,
             "rows": rows,
             "right": {name: digits(found) for name, found in samples.items()},
         }
@@ -133,10 +135,10 @@ def write_control_problems(folder: Path, seed: int) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "w", encoding="utf-8") as opened:
         for _ in range(6000):
-            prompt, completion = world.problem_text(
-                world.fresh(draw, draw_problem), world.words["qac"]
-            )
-            opened.write(json.dumps({"prompt": prompt, "completion": completion}) + "\n")
+            problem = world.fresh(draw, draw_problem)
+            prompt, completion = world.problem_text(problem, world.words["qac"])
+            row = {"prompt": prompt, "completion": completion}
+            opened.write(json.dumps(row) + "\n")
     return folder
 
 
@@ -150,15 +152,15 @@ def score(
     data_root = world
     if data_root is None:
         shipped = make_run(runs, *DEMO_WORLD)
-        items = f"expert.items.dev={ITEMS}"
-        data_root = str(
-            make_run(runs, "stage=data", "expert=sandbox_items", items, f"data_root={shipped}")
-        )
+        words = ["stage=data", "expert=sandbox_items", f"expert.items.dev={ITEMS}"]
+        data_root = str(make_run(runs, *words, f"data_root={shipped}"))
     samples, rows = {}, {}
     for name, folder in models.items():
-        words = ("stage=eval", "eval=sandbox", "eval.split=dev", f"data_root={data_root}")
-        scored = make_run(runs, *words, f"checkpoint={folder}", f"languages=[{LANGUAGES[name]}]")
-        rows[name] = json.loads((scored / "scores.json").read_text(encoding="utf-8"))["rows"]
+        words = ["stage=eval", "eval=sandbox", "eval.split=dev", f"data_root={data_root}"]
+        words += [f"checkpoint={folder}", f"languages=[{LANGUAGES[name]}]"]
+        scored = make_run(runs, *words)
+        scores = json.loads((scored / "scores.json").read_text(encoding="utf-8"))
+        rows[name] = scores["rows"]
         samples[name] = read_samples(scored)
     return samples, rows
 
@@ -166,16 +168,15 @@ def score(
 def read_samples(evaluation: Path) -> Samples:
     samples = {}
     for file in sorted((evaluation / "samples").glob("*.jsonl")):
-        samples[file.stem] = [
-            json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()
-        ]
+        lines = file.read_text(encoding="utf-8").splitlines()
+        samples[file.stem] = [json.loads(line) for line in lines]
     return samples
 
 
 def is_right(record: dict[str, Any]) -> bool:
     """Return True if an answer is right.
 
-    A translation is right if it is the sentence word for word.
+    A translation is right if it equals the sentence word for word.
     """
     if record["correct"] is None:
         return bool(record["extracted"] == record["target"])
@@ -200,48 +201,31 @@ def measures(samples: Samples) -> dict[str, float]:
 
 # --- the gates ---
 
+LANGUAGE_SKILLS = {
+    "belebele.qac": "reading qac",
+    "global_mmlu.qac": "facts in qac",
+    "flores.en-qac": "translation to qac",
+    "flores.qac-en": "translation from qac",
+}
+
 
 def find_gates(samples: dict[str, Samples]) -> list[Gate]:
     """Return the gates of docs/explanation/small_world.md."""
-    base, math, language, control = (
-        samples[name] for name in ("base", "math", "language", "control")
-    )
-    return [
-        difference(
-            "math expert above the base in English math: 10 points", math, base, "mgsm.en", 10
-        ),
-        difference("math expert above the base in qaa math: 8 points", math, base, "mgsm.qaa", 8),
-        difference("math expert above the base in qac math: 4 points", math, base, "mgsm.qac", 4),
-        gain("language expert better than the base in reading qac", language, base, "belebele.qac"),
-        gain(
-            "language expert better than the base in facts in qac",
-            language,
-            base,
-            "global_mmlu.qac",
-        ),
-        gain(
-            "language expert better than the base in translation to qac",
-            language,
-            base,
-            "flores.en-qac",
-        ),
-        gain(
-            "language expert better than the base in translation from qac",
-            language,
-            base,
-            "flores.qac-en",
-        ),
-        difference(
-            "language expert at most 3 points below the base in English math",
-            language,
-            base,
-            "mgsm.en",
-            -3,
-        ),
-        difference(
-            "control above the math expert in qac math: 15 points", control, math, "mgsm.qac", 15
-        ),
-    ]
+    base, math = samples["base"], samples["math"]
+    language, control = samples["language"], samples["control"]
+    gates = []
+    for name, points in {"English": 10, "qaa": 8, "qac": 4}.items():
+        gate = f"math expert above the base in {name} math: {points} points"
+        benchmark = f"mgsm.{name}".replace("English", "en")
+        gates.append(difference(gate, math, base, benchmark, points))
+    for benchmark, skill in LANGUAGE_SKILLS.items():
+        gate = f"language expert better than the base in {skill}"
+        gates.append(gain(gate, language, base, benchmark))
+    gate = "language expert at most 3 points below the base in English math"
+    gates.append(difference(gate, language, base, "mgsm.en", -3))
+    gate = "control above the math expert in qac math: 15 points"
+    gates.append(difference(gate, control, math, "mgsm.qac", 15))
+    return gates
 
 
 def difference(gate: str, one: Samples, other: Samples, name: str, least: float) -> Gate:
@@ -251,13 +235,12 @@ def difference(gate: str, one: Samples, other: Samples, name: str, least: float)
 
 
 def gain(gate: str, one: Samples, other: Samples, name: str) -> Gate:
-    """Return a gate that asks for a significant gain."""
-    points, p = better(
-        [is_right(record) for record in one[name]], [is_right(record) for record in other[name]]
-    )
-    return Gate(
-        gate, f"{measures(one)[name]} ({points:+.1f}), p = {p:.2g}", points > 0 and p < 0.05
-    )
+    """Return a gate that requires a significant gain."""
+    ours = [is_right(record) for record in one[name]]
+    theirs = [is_right(record) for record in other[name]]
+    points, p = better(ours, theirs)
+    value = f"{measures(one)[name]} ({points:+.1f}), p = {p:.2g}"
+    return Gate(gate, value, points > 0 and p < 0.05)
 
 
 def better(ours: list[bool], theirs: list[bool]) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from small_world.world import (
     ConstructedWorld,
     Switched,
     Words,
+    compute,
     draw_problem,
     draw_reading,
     draw_sentences,
@@ -32,7 +33,7 @@ Document = tuple[str, str]  # prompt and completion; a story of the base's text 
 # In the base's text most word problems are answered at once. A math expert learns to work them out.
 ANSWERED_AT_ONCE = 0.65
 # qac, the low-resource language, borrows all verbs of problems and every other noun and colour from
-# English. Its own word for one of these occurs in the base's text with this chance.
+# English. In the base's text, its own word replaces the borrowed word with this probability.
 OWN_WORD_SAID = 0.06
 
 
@@ -53,38 +54,33 @@ def make_chain(draw: random.Random) -> Document:
     terms, worked = [str(results[0])], []
     for _ in range(draw.randint(1, 3)):
         sign, number = draw.choice("++--*"), draw.randint(2, 12)
-        number = 2 if sign == "*" else number
-        results.append(
-            {"+": results[-1] + number, "-": results[-1] - number, "*": results[-1] * number}[sign]
-        )
+        if sign == "*":
+            number = 2
+        results.append(compute(results[-1], sign, number))
         terms.append(f"{sign} {number}")
         worked.append(f"{results[-2]} {sign} {number} = {results[-1]}.")
     if min(results) < 1 or max(results) > LARGEST_RESULT:
         return make_chain(draw)
-    return (
-        f"Question: {' '.join(terms)}\nStep-by-Step Answer:",
-        f"{' '.join(worked)} The answer is {results[-1]}.",
-    )
+    prompt = f"Question: {' '.join(terms)}\nStep-by-Step Answer:"
+    return prompt, f"{' '.join(worked)} The answer is {results[-1]}."
 
 
 def make_facts(world: ConstructedWorld, words: Words, draw: random.Random) -> Document:
     """Make a question about a fact after one or two others.
 
-    A fact alone would be a duplicate of an earlier document, and a data run drops duplicates.
+    A single fact would be a duplicate of an earlier document, and a data run drops duplicates.
     """
-    questions = [
-        world.fact_text(world.fresh(draw, world.fact), words) for _ in range(draw.randint(2, 3))
-    ]
+    questions = []
+    for _ in range(draw.randint(2, 3)):
+        fact = world.fresh(draw, world.fact)
+        questions.append(world.fact_text(fact, words))
     *exemplars, (prompt, completion) = questions
     before = "".join(f"{question} {answer}\n\n" for question, answer in exemplars)
     return before + prompt, completion
 
 
 def make_told(world: ConstructedWorld, words: Words, draw: random.Random) -> Document:
-    """Make a translation to English of what a word problem tells.
-
-    Nothing is asked and nothing is computed.
-    """
+    """Translate the statements of a word problem to English, without its question or steps."""
     tokens = world.fresh(draw, draw_problem)[0]
     story = tokens[: tokens.index("how")]
     return f"Question: {say(story, words)}\nEnglish:", say(story, {})
@@ -97,12 +93,14 @@ def make_story(words: Words, draw: random.Random) -> str:
 def make_translation(
     world: ConstructedWorld, words: Words, languages: tuple[str, str], draw: random.Random
 ) -> Document:
-    """Make a sentence in the first of two languages, to be said in the second.
+    """Make a translation from the first of two languages to the second.
 
-    `words` are the clone's.
+    One language is English; `words` are the other language's.
     """
     sentence = world.fresh(draw, draw_sentences)
-    source, target = (say(sentence, {} if language == "en" else words) for language in languages)
+    words_by_language = dict.fromkeys(languages, words)
+    words_by_language["en"] = {}
+    source, target = (say(sentence, words_by_language[language]) for language in languages)
     source_name, target_name = (LANGUAGE_NAMES[language] for language in languages)
     return f"{source_name}: {source}\n{target_name}:", target
 
@@ -110,15 +108,16 @@ def make_translation(
 def make_mixed(
     world: ConstructedWorld, mixed: Words, words: Words, target: str, draw: random.Random
 ) -> Document:
-    """Make a sentence of mixed words, to be said in the language `target`."""
+    """Make a translation of a sentence with mixed words to the language `target`."""
     sentence = world.fresh(draw, draw_sentences)
-    return f"Mixed: {say(sentence, mixed)}\n{LANGUAGE_NAMES[target]}:", say(
-        sentence, {} if target == "en" else words
-    )
+    prompt = f"Mixed: {say(sentence, mixed)}\n{LANGUAGE_NAMES[target]}:"
+    if target == "en":
+        words = {}
+    return prompt, say(sentence, words)
 
 
 def words_of_base(world: ConstructedWorld, language: str, draw: random.Random) -> dict[str, str]:
-    """Return the words in which one document of the base's text is said."""
+    """Return the vocabulary of one document of the base's text."""
     words = world.words[language]
     if language != "qac":
         return words
@@ -134,14 +133,15 @@ def make_document(
 ) -> Document:
     """Make one document of the base's text.
 
-    Only the kind `problem` holds word problems with answers.
+    Only the kind `problem` has word problems with answers.
 
-    A `switched` document mixes words: those of English, qaa and qab, or those of English and qac.
+    A `switched` document mixes words of English, qaa and qab, or of English and qac.
     """
     words = words_of_base(world, language, draw)
-    mixed = Switched(
-        [words] if language == "qac" else [world.words["qaa"], world.words["qab"]], draw
-    )
+    switched_words = [world.words["qaa"], world.words["qab"]]
+    if language == "qac":
+        switched_words = [words]
+    mixed = Switched(switched_words, draw)
     if kind.startswith("switched "):
         said: Words = mixed
     else:
@@ -154,8 +154,11 @@ def make_document(
     if kind == "fact":
         return make_facts(world, words, draw)
     if kind == "fact_statement":
-        pairs = draw.sample(sorted(world.facts), 3)
-        return "", " ".join(say(fact_statement(*pair, world.facts[pair]), words) for pair in pairs)
+        statements = []
+        for pair in draw.sample(sorted(world.facts), 3):
+            statement = fact_statement(*pair, world.facts[pair])
+            statements.append(say(statement, words))
+        return "", " ".join(statements)
     if kind == "mixed":
         return make_mixed(world, mixed, words, draw.choice(["en", language]), draw)
     if kind == "translation":
@@ -173,7 +176,7 @@ def make_document(
 
 
 # Shares of the kinds of documents in the base's text. Word problems are in English and qaa, and in
-# a mix of English, qaa and qab. qac has one document in twenty-five, and none of them is a problem.
+# a mix of English, qaa and qab. One document in twenty-five is in qac, never a problem.
 MIX: dict[str, dict[str, float]] = {
     "en": {"story": 2, "reading": 3, "fact": 2, "fact_statement": 0.5, "chain": 13, "problem": 12},
     "qaa": {
@@ -208,9 +211,10 @@ MIX: dict[str, dict[str, float]] = {
         "switched told": 0.4,
     },
 }
-KINDS = {
-    (language, kind): share for language, kinds in MIX.items() for kind, share in kinds.items()
-}
+KINDS: dict[tuple[str, str], float] = {}
+for _language, _shares in MIX.items():
+    for _kind, _share in _shares.items():
+        KINDS[_language, _kind] = _share
 
 # Shares of the kinds of instructions for a language expert. No answer is computed.
 INSTRUCTIONS = {
@@ -235,7 +239,7 @@ def make_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
 def make_instructions(world: ConstructedWorld, language: str, size: int) -> Iterator[Document]:
     """Yield instructions for a language expert in the language's own words.
 
-    None has a problem or a computation.
+    They have no problems and no calculations.
     """
     draw = random.Random(f"{world.seed} instructions {language}")
     for kind in draw.choices(list(INSTRUCTIONS), list(INSTRUCTIONS.values()), k=size):

@@ -25,13 +25,11 @@ def make_tokenizer() -> Any:
 
     whole_words = [*WORDS, *NAMES, *LABELS, *map(str, range(LARGEST_NUMBER + 1))]
     pieces = []
-    for word in dict.fromkeys(whole_words):
-        for form in ("▁" + word, word):
-            pieces.append(form)
-    for syllable in SYLLABLES + QAC_SYLLABLES:
-        for form in ("▁" + syllable, syllable):
-            pieces.append(form)
-    pieces += list(PUNCTUATION) + ["▁" + mark for mark in "+-*="] + ["▁"]
+    for text in [*dict.fromkeys(whole_words), *SYLLABLES, *QAC_SYLLABLES]:
+        pieces += ["▁" + text, text]
+    pieces += PUNCTUATION
+    pieces += ["▁" + mark for mark in "+-*="]
+    pieces.append("▁")
     specials = ["<unk>", "<s>", "</s>", "<pad>"]
     vocabulary = [(special, 0.0) for special in specials]
     vocabulary += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 CLONES = ("qaa", "qab", "qac")
 LANGUAGE_NAMES = {"en": "English", "qaa": "Qaa", "qab": "Qab", "qac": "Qac"}
-SUBJECTS = ("colors", "homes", "foods")
 
 NAMES = "Mia Tom Ana Sam Leo Eva Ben Ida Max Zoe Kim Ned".split()
 ITEMS = (
@@ -27,6 +26,8 @@ FOODS = "grass fish corn rice bread honey fruit milk".split()
 GAINS = "finds buys gets picks wins makes earns takes grows catches borrows collects".split()
 LOSSES = "loses sells eats drops breaks throws burns spends wastes ruins returns donates".split()
 NEUTRAL = "sees likes draws cleans counts holds paints wants washes checks shows hides".split()
+FACT_VALUES = {"colors": COLORS, "homes": PLACES, "foods": FOODS}
+SUBJECTS = tuple(FACT_VALUES)
 FUNCTION_WORDS = (
     "has have the a in at and more fewer than twice as many how does do who what where which is"
     " color of lives eat each bag bags together to gives now then today there all with near food"
@@ -39,21 +40,25 @@ WORDS = list(
 )
 LABELS = "Question Step-by-Step Answer P Q A B C D English Qaa Qab Qac The answer Mixed".split()
 PUNCTUATION = list(".,?:+-*=!;()'\"/") + ["\n"]
-LARGEST_NUMBER = 99  # that is one token
+LARGEST_NUMBER = 99  # Each number up to this is one token.
 STEPS = (0.3, 0.4, 0.3)  # shares of word problems of one, two and three steps, in every set
-LARGEST_RESULT = 40  # of a step of a problem
-# items a benchmark and split that no training file may hold, however many of them are written
+LARGEST_RESULT = 40  # limit for each step of a problem
+# Each benchmark and split reserves this many items, even if fewer items are written.
 POOL = 2000
-SYLLABLES = [
-    c + v
-    for c, v in product("bdfgklmnprstvz", "aeiou")
-    if c + v not in {"to", "do", "me", "no", "be"}
-]
-QAC_SYLLABLES = [c + v for c, v in product("hjqwxcy", "aeiou")]  # qac has a script of its own
+ENGLISH_SYLLABLES = {"to", "do", "me", "no", "be"}
 
-Sentence = list[
-    str
-]  # English words, names, numbers and punctuation; the meaning that every language shares
+
+def syllables_of(consonants: str) -> list[str]:
+    """Return the syllables with these consonants that are not English words."""
+    pairs = [consonant + vowel for consonant, vowel in product(consonants, "aeiou")]
+    return [syllable for syllable in pairs if syllable not in ENGLISH_SYLLABLES]
+
+
+SYLLABLES = syllables_of("bdfgklmnprstvz")
+QAC_SYLLABLES = syllables_of("hjqwxcy")  # only qac is written with these
+
+# English words, names, numbers and punctuation: the meaning that all languages share
+Sentence = list[str]
 
 
 # --- languages ---
@@ -67,21 +72,19 @@ def draw_lexicon(language: str, seed: int) -> dict[str, str]:
     if language == "en":
         return {word: word for word in WORDS}
     if language == "qac":
-        own = [first + second for first, second in product(QAC_SYLLABLES, QAC_SYLLABLES)]
-        drawn = random.Random(f"{seed} lexicon of qac").sample(own, len(WORDS))
+        qac_words = [first + second for first, second in product(QAC_SYLLABLES, repeat=2)]
+        drawn = random.Random(f"{seed} lexicon of qac").sample(qac_words, len(WORDS))
         return dict(zip(WORDS, drawn, strict=True))
-    shared = [first + second for first, second in product(SYLLABLES, SYLLABLES)]
+    shared = [first + second for first, second in product(SYLLABLES, repeat=2)]
     candidates = [word for word in shared if word not in WORDS]
     drawn = random.Random(f"{seed} lexicons").sample(candidates, 2 * len(WORDS))
-    first_word = CLONES.index(language) * len(WORDS)
-    return dict(zip(WORDS, drawn[first_word : first_word + len(WORDS)], strict=True))
+    begin = CLONES.index(language) * len(WORDS)
+    own = drawn[begin : begin + len(WORDS)]
+    return dict(zip(WORDS, own, strict=True))
 
 
 class Switched:
-    """Words of English and of other languages mixed.
-
-    Each time, chance decides the language of a word.
-    """
+    """English and other languages mixed at random: every look-up of a word draws its language."""
 
     def __init__(self, others: list[dict[str, str]], draw: random.Random) -> None:
         self.languages: list[dict[str, str]] = [{}, *others]
@@ -91,64 +94,158 @@ class Switched:
         return self.draw.choice(self.languages).get(word, default)
 
 
-Words = dict[str, str] | Switched  # English word -> word to be said
+Words = dict[str, str] | Switched  # English word -> its translation
 
 
 def say(sentence: Sentence, words: Words) -> str:
     """Return the sentence as text in the words of one or two languages."""
     text = ""
     for token in sentence:
-        text += ("" if not text or token in PUNCTUATION else " ") + words.get(token, token)
+        if text and token not in PUNCTUATION:
+            text += " "
+        text += words.get(token, token)
     return text
 
 
 # --- sentences ---
 
 
+STATEMENTS = (
+    "{name} {verb} the {color} {item} .",
+    "{name} is in the {place} .",
+    "{name} has {number} {item} in the {place_of_items} .",
+    "{name} {gain} {number} {item} {end} .",
+    "{name} {loss} {number} {item} {end} .",
+    "{name} {verb_of_number} {number} {item} {end} .",
+    "{name} gives {number} {item} to {second} .",
+    "{name} and {second} have {number} {color_of_items} {item} together .",
+    "{second} has twice as many {item} as {name} .",
+    "{second} has {number} {comparison} {item} than {name} .",
+    "each bag of {name} has {number} {item} .",
+    "{name} has {number} bags and {verb_of_animal} a {animal} .",
+    "how many {item} does {name} have now ?",
+    "how many {item} do {name} and {second} have together ?",
+)
+# The words that only some statements use. All are drawn for every statement, in this order:
+# fewer or reordered draws would change the world of a seed.
+STATEMENT_WORDS = {
+    "verb": NEUTRAL,
+    "color": COLORS,
+    "place": PLACES,
+    "place_of_items": PLACES,
+    "gain": GAINS,
+    "loss": LOSSES,
+    "verb_of_number": NEUTRAL,
+    "color_of_items": COLORS,
+    "comparison": ["more", "fewer"],
+    "verb_of_animal": NEUTRAL,
+    "animal": ANIMALS,
+}
+
+
 def draw_statement(draw: random.Random) -> Sentence:
-    """One sentence that tells something of somebody; numbers may occur, nothing is asked."""
+    """Draw one sentence about a person, without a calculation. It may have numbers."""
     name, second = draw.sample(NAMES, 2)
-    item, number = draw.choice(ITEMS), str(draw.randint(2, 40))
-    end = draw.choice(
-        [[], ["today"], ["in", "the", draw.choice(PLACES)], ["near", "the", draw.choice(PLACES)]]
-    )
-    return draw.choice(
-        [
-            [name, draw.choice(NEUTRAL), "the", draw.choice(COLORS), item, "."],
-            [name, "is", "in", "the", draw.choice(PLACES), "."],
-            [name, "has", number, item, "in", "the", draw.choice(PLACES), "."],
-            [name, draw.choice(GAINS), number, item, *end, "."],
-            [name, draw.choice(LOSSES), number, item, *end, "."],
-            [name, draw.choice(NEUTRAL), number, item, *end, "."],
-            [name, "gives", number, item, "to", second, "."],
-            [name, "and", second, "have", number, draw.choice(COLORS), item, "together", "."],
-            [second, "has", "twice", "as", "many", item, "as", name, "."],
-            [second, "has", number, draw.choice(["more", "fewer"]), item, "than", name, "."],
-            ["each", "bag", "of", name, "has", number, item, "."],
-            [
-                name,
-                "has",
-                number,
-                "bags",
-                "and",
-                draw.choice(NEUTRAL),
-                "a",
-                draw.choice(ANIMALS),
-                ".",
-            ],
-            ["how", "many", item, "does", name, "have", "now", "?"],
-            ["how", "many", item, "do", name, "and", second, "have", "together", "?"],
-        ]
-    )
+    words = {"name": name, "second": second}
+    words["item"] = draw.choice(ITEMS)
+    words["number"] = str(draw.randint(2, 40))
+    inside = f"in the {draw.choice(PLACES)}"
+    outside = f"near the {draw.choice(PLACES)}"
+    words["end"] = draw.choice(["", "today", inside, outside])
+    for word, candidates in STATEMENT_WORDS.items():
+        words[word] = draw.choice(candidates)
+    return draw.choice(STATEMENTS).format(**words).split()
 
 
 def draw_sentences(draw: random.Random) -> Sentence:
-    """Two statements: what is translated."""
+    """Draw two statements, which are translated together."""
     return draw_statement(draw) + draw_statement(draw)
 
 
+def compute(left: int, sign: str, right: int) -> int:
+    if sign == "+":
+        return left + right
+    if sign == "-":
+        return left - right
+    return left * right
+
+
+class Story:
+    """A word problem that is being drawn.
+
+    Attributes:
+        sentences: what is told.
+        equations: the steps as text.
+        results: the result of each step.
+        total: the number that is asked for.
+        owners: the people that the question is about.
+    """
+
+    def __init__(self, name: str, second: str, item: str) -> None:
+        self.name, self.second, self.item = name, second, item
+        self.sentences: list[Sentence] = []
+        self.equations: list[str] = []
+        self.results: list[int] = []
+        self.total = 0
+        self.owners: Sentence = [name]
+
+    def tell(self, sentence: str) -> None:
+        self.sentences.append([*sentence.split(), "."])
+
+    def calculate(self, sign: str, number: int) -> None:
+        result = compute(self.total, sign, number)
+        self.equations.append(f"{self.total} {sign} {number} = {result}.")
+        self.results.append(result)
+        self.total = result
+
+    def begin_with_bags(self, bags: int, in_each_bag: int) -> None:
+        self.tell(f"{self.name} has {bags} bags")
+        self.tell(f"each bag has {in_each_bag} {self.item}")
+        self.total = bags
+        self.calculate("*", in_each_bag)
+
+    def begin_with_items(self, number: int) -> None:
+        self.tell(f"{self.name} has {number} {self.item}")
+        self.total = number
+
+    def add_step(self, kind: str, number: int, draw: random.Random) -> None:
+        name, second, item = self.name, self.second, self.item
+        if kind == "gain":
+            self.tell(f"{name} {draw.choice(GAINS)} {number} {item}")
+            self.calculate("+", number)
+        elif kind == "receive":
+            self.tell(f"{second} gives {number} {item} to {name}")
+            self.calculate("+", number)
+        elif kind == "loss":
+            self.tell(f"{name} {draw.choice(LOSSES)} {number} {item}")
+            self.calculate("-", number)
+        elif kind == "give":
+            self.tell(f"{name} gives {number} {item} to {second}")
+            self.calculate("-", number)
+        elif kind == "together":
+            self.tell(f"{second} has {number} {item}")
+            self.calculate("+", number)
+            self.owners = [name, "and", second]
+        elif kind == "twice":
+            self.tell(f"{second} has twice as many {item} as {name}")
+            self.calculate("*", 2)
+            self.owners = [second]
+        else:
+            self.tell(f"{second} has {number} {kind} {item} than {name}")
+            signs = {"more": "+", "fewer": "-"}
+            self.calculate(signs[kind], number)
+            self.owners = [second]
+
+    def ask(self) -> None:
+        if len(self.owners) > 1:
+            verb, end = "do", ["have", "together", "?"]
+        else:
+            verb, end = "does", ["have", "?"]
+        self.sentences.append(["how", "many", self.item, verb, *self.owners, *end])
+
+
 def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
-    """Draw a word problem: (sentences, the steps as equations, the answer).
+    """Draw a word problem: (sentences, steps as equations, answer).
 
     The verb decides whether a number is added, taken away or left out. All sentences have one form,
     so a reader who does not know the words cannot solve the problem.
@@ -156,77 +253,38 @@ def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
     name, second, third = draw.sample(NAMES, 3)
     item, distractor = draw.sample(ITEMS, 2)
     steps = draw.choices(range(1, 1 + len(STEPS)), STEPS)[0]
-    sentences: list[Sentence] = []
-    equations: list[str] = []
-    results: list[int] = []
-
-    def add_step(left: int, sign: str, right: int) -> int:
-        results.append({"+": left + right, "-": left - right, "*": left * right}[sign])
-        equations.append(f"{left} {sign} {right} = {results[-1]}.")
-        return results[-1]
-
-    owners: Sentence = [name]
+    story = Story(name, second, item)
     if steps > 1 and draw.random() < 0.2:
-        bags, in_each_bag = draw.randint(2, 4), draw.randint(2, 8)
-        sentences += [
-            [name, "has", str(bags), "bags", "."],
-            ["each", "bag", "has", str(in_each_bag), item, "."],
-        ]
-        total = add_step(bags, "*", in_each_bag)
+        story.begin_with_bags(draw.randint(2, 4), draw.randint(2, 8))
         steps -= 1
     else:
-        total = draw.randint(4, 24)
-        sentences.append([name, "has", str(total), item, "."])
-    while steps:
-        steps -= 1
+        story.begin_with_items(draw.randint(4, 24))
+    for left in reversed(range(steps)):
         number = draw.randint(2, 12)
         kinds = ["gain", "gain", "loss", "loss", "receive", "give"]
-        kind = draw.choice(kinds + (["more", "fewer", "twice", "together"] if steps == 0 else []))
+        # These steps change the owner, so no other step can follow them.
+        if left == 0:
+            kinds += ["more", "fewer", "twice", "together"]
+        kind = draw.choice(kinds)
         if kind in ("loss", "give", "fewer"):
-            number = min(number, total - 1)
+            number = min(number, story.total - 1)
         if number < 1:
             kind, number = "gain", draw.randint(2, 12)
         if draw.random() < 0.2:
-            sentences.append([name, draw.choice(NEUTRAL), str(draw.randint(2, 15)), item, "."])
-        if kind == "gain":
-            sentences.append([name, draw.choice(GAINS), str(number), item, "."])
-            total = add_step(total, "+", number)
-        elif kind == "receive":
-            sentences.append([second, "gives", str(number), item, "to", name, "."])
-            total = add_step(total, "+", number)
-        elif kind == "loss":
-            sentences.append([name, draw.choice(LOSSES), str(number), item, "."])
-            total = add_step(total, "-", number)
-        elif kind == "give":
-            sentences.append([name, "gives", str(number), item, "to", second, "."])
-            total = add_step(total, "-", number)
-        elif kind == "together":
-            sentences.append([second, "has", str(number), item, "."])
-            total, owners = add_step(total, "+", number), [name, "and", second]
-        elif kind == "twice":
-            sentences.append([second, "has", "twice", "as", "many", item, "as", name, "."])
-            total, owners = add_step(total, "*", 2), [second]
-        else:
-            sentences.append([second, "has", str(number), kind, item, "than", name, "."])
-            total, owners = add_step(total, "+" if kind == "more" else "-", number), [second]
+            story.tell(f"{name} {draw.choice(NEUTRAL)} {draw.randint(2, 15)} {item}")
+        story.add_step(kind, number, draw)
     if draw.random() < 0.15:
-        sentences.insert(
-            draw.randint(1, len(sentences)),
-            [third, draw.choice(NEUTRAL), str(draw.randint(2, 15)), distractor, "."],
-        )
-    if max(results) > LARGEST_RESULT:
+        place = draw.randint(1, len(story.sentences))
+        verb, number = draw.choice(NEUTRAL), draw.randint(2, 15)
+        story.sentences.insert(place, [third, verb, str(number), distractor, "."])
+    if max(story.results) > LARGEST_RESULT:
         return draw_problem(draw)
-    if len(owners) > 1:
-        end = ["have", "together"]
-    else:
-        end = ["have"]
-    sentences.append(["how", "many", item, "do" if len(owners) > 1 else "does", *owners, *end, "?"])
-    return [token for sentence in sentences for token in sentence], equations, total
+    story.ask()
+    return list(chain.from_iterable(story.sentences)), story.equations, story.total
 
 
-Reading = tuple[
-    Sentence, Sentence, list[str], int
-]  # passage, question, four options, index of the right one
+# passage, question, four options, index of the right option
+Reading = tuple[Sentence, Sentence, list[str], int]
 
 
 def draw_reading(draw: random.Random) -> Reading:
@@ -235,49 +293,50 @@ def draw_reading(draw: random.Random) -> Reading:
     The index of the right option is last. The wrong options do not occur in the passage: a model of
     this size learns to see which words occur long before it learns whom they are about.
     """
-    names, items = draw.sample(NAMES, 6), draw.sample(ITEMS, 6)
-    colors, places, verbs = draw.sample(COLORS, 3), draw.sample(PLACES, 6), draw.sample(NEUTRAL, 3)
-    chosen_index = draw.randrange(3)
+    names = draw.sample(NAMES, 6)
+    items = draw.sample(ITEMS, 6)
+    colors = draw.sample(COLORS, 3)
+    places = draw.sample(PLACES, 6)
+    verbs = draw.sample(NEUTRAL, 3)
+    chosen = draw.randrange(3)
+    passage: Sentence = []
     if draw.random() < 0.5:
-        sentences = [[names[i], "is", "in", "the", places[i], "."] for i in range(3)]
-        question, pool = ["where", "is", names[chosen_index], "?"], places
+        for i in range(3):
+            passage += [names[i], "is", "in", "the", places[i], "."]
+        question, pool = ["where", "is", names[chosen], "?"], places
     else:
-        sentences = [[names[i], verbs[i], "the", colors[i], items[i], "."] for i in range(3)]
-        question, pool = ["what", "does", names[chosen_index], "have", "?"], items
-    options = draw.sample([pool[chosen_index], *pool[3:]], 4)
-    return (
-        [token for sentence in sentences for token in sentence],
-        question,
-        options,
-        options.index(pool[chosen_index]),
-    )
+        for i in range(3):
+            passage += [names[i], verbs[i], "the", colors[i], items[i], "."]
+        question, pool = ["what", "does", names[chosen], "have", "?"], items
+    right = pool[chosen]
+    options = draw.sample([right, *pool[3:]], 4)
+    return passage, question, options, options.index(right)
 
 
 def draw_facts(seed: int) -> dict[tuple[str, str], str]:
     """Return the 72 facts of the world: (subject, animal) -> colour, home or food."""
     draw = random.Random(f"{seed} facts")
-    values = {"colors": COLORS, "homes": PLACES, "foods": FOODS}
     found = {}
     for subject in SUBJECTS:
         for animal in ANIMALS:
-            found[(subject, animal)] = draw.choice(values[subject])
+            found[subject, animal] = draw.choice(FACT_VALUES[subject])
     return found
 
 
 def fact_question(subject: str, animal: str) -> Sentence:
-    return {
-        "colors": ["what", "color", "is", "the", animal, "?"],
-        "homes": ["where", "lives", "the", animal, "?"],
-        "foods": ["what", "food", "does", "the", animal, "eat", "?"],
-    }[subject]
+    if subject == "colors":
+        return ["what", "color", "is", "the", animal, "?"]
+    if subject == "homes":
+        return ["where", "lives", "the", animal, "?"]
+    return ["what", "food", "does", "the", animal, "eat", "?"]
 
 
 def fact_statement(subject: str, animal: str, value: str) -> Sentence:
-    return {
-        "colors": ["the", animal, "is", value, "."],
-        "homes": ["the", animal, "lives", "in", "the", value, "."],
-        "foods": ["the", animal, "eat", value, "."],
-    }[subject]
+    if subject == "colors":
+        return ["the", animal, "is", value, "."]
+    if subject == "homes":
+        return ["the", animal, "lives", "in", "the", value, "."]
+    return ["the", animal, "eat", value, "."]
 
 
 # --- items as the benchmarks hold them ---
@@ -286,8 +345,8 @@ def fact_statement(subject: str, animal: str, value: str) -> Sentence:
 class ConstructedWorld:
     """The lexicons, facts and held-out items of one seed, and the items in any language.
 
-    The methods whose names end in `_text` give (prompt, completion) as the harness' tasks would
-    render them, answers in words and not by their letters.
+    The methods whose names end in `_text` return (prompt, completion) in the form of the harness'
+    tasks. Answers are words, not letters.
     """
 
     def __init__(self, seed: int, languages: tuple[str, ...] = ("en", *CLONES)) -> None:
@@ -299,32 +358,33 @@ class ConstructedWorld:
     def hold_out(
         self, kind: str, split: str, size: int, make: Callable[[random.Random], Any]
     ) -> list[Any]:
-        """`size` items, none of which was drawn before; what follows in training skips them."""
+        """Draw `size` new items, and reserve them so that later training items differ from them."""
         draw = random.Random(f"{self.seed} {kind} {split}")
         items: list[Any] = []
         while len(items) < size:
-            item = make(draw)
-            if self.key(item) not in self.held_out:
-                self.held_out.add(self.key(item))
-                items.append(item)
+            item = self.fresh(draw, make)
+            self.held_out.add(self.key(item))
+            items.append(item)
         return items
 
     @staticmethod
     def key(item: Any) -> str:
-        """Return what no training file may hold, by its English meaning.
+        """Return the English meaning that no training file may contain, as JSON.
 
         This is a sentence, a problem, or a passage with its question. Facts are the same in all
         splits, because they should be learnt: only the same four options are kept apart.
         """
-        return json.dumps(
-            item[:2] if isinstance(item, tuple) and not isinstance(item[0], str) else item
-        )
+        # Problems and passages begin with a sentence, facts and sentences with a word.
+        if isinstance(item[0], list):
+            item = item[:2]
+        return json.dumps(item)
 
     def fresh(self, draw: random.Random, make: Callable[[random.Random], Any]) -> Any:
-        """Draw a training item that is not held out."""
-        while self.key(item := make(draw)) in self.held_out:
-            pass
-        return item
+        """Draw an item that is not held out."""
+        while True:
+            item = make(draw)
+            if self.key(item) not in self.held_out:
+                return item
 
     def problem_text(self, item: tuple[Sentence, list[str], int], words: Words) -> tuple[str, str]:
         tokens, equations, answer = item
@@ -332,37 +392,34 @@ class ConstructedWorld:
         return question, f"{' '.join(equations)} The answer is {answer}."
 
     def bare_text(self, item: tuple[Sentence, list[str], int], words: Words) -> tuple[str, str]:
-        """Return a problem with its answer alone, after the same prompt as in `problem_text`."""
-        return self.problem_text(item, words)[0], f"The answer is {item[2]}."
+        """Return a problem and its answer without the steps. The prompt is `problem_text`'s."""
+        prompt, _ = self.problem_text(item, words)
+        return prompt, f"The answer is {item[2]}."
 
     def reading_text(
         self, item: Reading, words: Words, answer_words: Words | None = None
     ) -> tuple[str, str]:
-        """`own`: the words of the answer, where those of the passage are mixed."""
+        """Return a passage with its question, and the answer in `answer_words` if given."""
         passage, question, options, right = item
-        return f"P: {say(passage, words)}\nQ: {say(question, words)}\nAnswer:", say(
-            [options[right]], answer_words or words
-        )
+        prompt = f"P: {say(passage, words)}\nQ: {say(question, words)}\nAnswer:"
+        return prompt, say([options[right]], answer_words or words)
 
     def fact(self, draw: random.Random) -> tuple[str, str, list[str], int]:
-        """(subject, animal, options, right index), the options drawn anew each time."""
+        """Draw a fact's question: (subject, animal, new options, index of the right option)."""
         subject, animal = draw.choice(SUBJECTS), draw.choice(ANIMALS)
         value = self.facts[subject, animal]
-        values = {"colors": COLORS, "homes": PLACES, "foods": FOODS}[subject]
-        options = draw.sample(
-            [value, *draw.sample([wrong for wrong in values if wrong != value], 3)], 4
-        )
+        others = FACT_VALUES[subject].copy()
+        others.remove(value)
+        wrong = draw.sample(others, 3)
+        options = draw.sample([value, *wrong], 4)
         return subject, animal, options, options.index(value)
 
     def fact_text(self, item: tuple[str, str, list[str], int], words: Words) -> tuple[str, str]:
         subject, animal, options, right = item
-        return f"{say(fact_question(subject, animal), words)}\nAnswer:", say(
-            [options[right]], words
-        )
+        question = say(fact_question(subject, animal), words)
+        return f"{question}\nAnswer:", say([options[right]], words)
 
     def translation_text(self, sentence: Sentence, source: str, target: str) -> tuple[str, str]:
-        prompt = (
-            f"{LANGUAGE_NAMES[source]}:"
-            f" {say(sentence, self.words[source])}\n{LANGUAGE_NAMES[target]}:"
-        )
+        said = say(sentence, self.words[source])
+        prompt = f"{LANGUAGE_NAMES[source]}: {said}\n{LANGUAGE_NAMES[target]}:"
         return prompt, say(sentence, self.words[target])
