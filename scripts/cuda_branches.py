@@ -148,7 +148,6 @@ NEVER = {
 }
 # Place -> the number of its lines with a branch, if it has several. A new branch adds a line.
 LINES = {
-    "runs/provenance.py::machine_facts": 2,
     "evaluate/score.py::rounding_settings": 2,
     "evaluate/steps.py::Steps._record": 4,
     "evaluate/steps.py::Steps.next": 2,

@@ -258,11 +258,9 @@ def float32(
         yield from step_times(model, 64, prompts[0][:prefix])
         for rows, asked in ((64, prompts), (256, many)):
             answers(model, rows, asked[:rows], 2)
-            yield {
-                "what": f"{len(asked)} answers of {room} tokens, float32 by {products}",
-                "rows": rows,
-                "seconds": answers(model, rows, asked, room),
-            }
+            what = f"{len(asked)} answers of {room} tokens, float32 by {products}"
+            spent = answers(model, rows, asked, room)
+            yield {"what": what, "rows": rows, "seconds": spent}
 
 
 def write_zeros(folder: Path, sizes: dict[str, int]) -> None:
@@ -287,6 +285,14 @@ def write_zeros(folder: Path, sizes: dict[str, int]) -> None:
         file.truncate(8 + len(text) + begin)
 
 
+# Name of a load -> its bottom and top layers
+LIVE_SWAPS = {
+    "loading the first of two swaps": (5, 2),
+    "from swap 5-2 to 3-1": (3, 1),
+    "to 5-2": (5, 2),
+}
+
+
 def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
     """Yield the times of swaps of bfloat16 experts that are loaded into one model in turn."""
     from pipeline.merge.live import model_of
@@ -301,11 +307,7 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
             folder = Path(place, name)
             write_zeros(folder, sizes)
             sources[name] = Checkpoint.open(folder)
-        for what, bottom, top in (
-            ("loading the first of two swaps", 5, 2),
-            ("from swap 5-2 to 3-1", 3, 1),
-            ("to 5-2", 5, 2),
-        ):
+        for what, (bottom, top) in LIVE_SWAPS.items():
             config = LayerSwap(
                 math="math",
                 language="language",
@@ -314,10 +316,8 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
                 scale_to_depth=sizes is TINY,
             )
             merge = open_merge(config, sources)
-            yield {
-                "what": f"live merges: {what}",
-                "seconds": seconds(partial(model_of, merge, "auto", DEVICE.type)),
-            }
+            spent = seconds(partial(model_of, merge, "auto", DEVICE.type))
+            yield {"what": f"live merges: {what}", "seconds": spent}
 
 
 def report(rows: list[Row], record: Path | None) -> None:

@@ -99,7 +99,7 @@ QUICK = {
 
 
 def words_of(table: str) -> list[str]:
-    """Return the reduced settings of a table that at least one of its runs reads."""
+    """Return the reduced settings of a table, without keys that all its runs ignore."""
     words = []
     if table not in UNSCORED:
         words += SCORING

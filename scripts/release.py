@@ -61,9 +61,10 @@ SUITES = suites_in_order()
 
 def main() -> None:
     code, asked = git_state(), sys.argv[1:]
+    known = ", ".join(SUITES)
     for name in asked:
         if name not in SUITES:
-            raise SystemExit(f"Unknown suite {name}. The suites are {', '.join(SUITES)}.")
+            raise SystemExit(f"Unknown suite {name}. The suites are {known}.")
     record = {}
     if RECORD.exists():
         record = json.loads(RECORD.read_text())

@@ -231,7 +231,8 @@ INSTRUCTIONS = {
 def make_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """Yield the documents of the base's text."""
     draw = random.Random(f"{world.seed} corpus")
-    for language, kind in draw.choices(list(KINDS), list(KINDS.values()), k=size):
+    kinds, shares = list(KINDS), list(KINDS.values())
+    for language, kind in draw.choices(kinds, shares, k=size):
         prompt, completion = make_document(world, kind, language, draw)
         yield {"prompt": prompt, "completion": completion}
 
@@ -242,7 +243,8 @@ def make_instructions(world: ConstructedWorld, language: str, size: int) -> Iter
     They have no problems and no calculations.
     """
     draw = random.Random(f"{world.seed} instructions {language}")
-    for kind in draw.choices(list(INSTRUCTIONS), list(INSTRUCTIONS.values()), k=size):
+    kinds, shares = list(INSTRUCTIONS), list(INSTRUCTIONS.values())
+    for kind in draw.choices(kinds, shares, k=size):
         yield make_instruction(world, kind, language, draw)
 
 

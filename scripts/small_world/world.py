@@ -174,10 +174,10 @@ class Story:
     """A word problem that is being drawn.
 
     Attributes:
-        sentences: what is told.
+        sentences: the statements, then the question.
         equations: the steps as text.
         results: the result of each step.
-        total: the number that is asked for.
+        total: the answer to the question.
         owners: the people that the question is about.
     """
 
@@ -262,7 +262,7 @@ def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
     for left in reversed(range(steps)):
         number = draw.randint(2, 12)
         kinds = ["gain", "gain", "loss", "loss", "receive", "give"]
-        # These steps change the owner, so no other step can follow them.
+        # These steps change the owner, so they can only come last.
         if left == 0:
             kinds += ["more", "fewer", "twice", "together"]
         kind = draw.choice(kinds)
