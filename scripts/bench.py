@@ -624,8 +624,8 @@ def evaluation_start(asked: argparse.Namespace, folder: Path) -> Row:
     imported = "import lm_eval.models.huggingface, lm_eval.evaluator, datasets"
     libraries = [sys.executable, "-c", imported]
     peer = statistics.median(command(libraries)["cpu"] for _ in range(asked.rounds))
-    what = "a command with one answer of one token"
-    return row(what, statistics.median(times), "imports of lm_eval", peer)
+    seconds = statistics.median(times)
+    return row("a command with one answer of one token", seconds, "imports of lm_eval", peer)
 
 
 def vllm_model(asked: argparse.Namespace) -> Any:
@@ -862,8 +862,9 @@ def report(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         made = [command(process) for _ in range(asked.rounds)]
         lines = (page.parent / "results.csv").read_text(encoding="utf-8").splitlines()
         memory = max(one["anonymous_mb"] for one in made)
+        seconds = statistics.median(one["cpu"] for one in made)
         more = {"results": len(lines) - 1, "anonymous_mb": memory}
-        yield row(name, statistics.median(one["cpu"] for one in made), "imports", peer, **more)
+        yield row(name, seconds, "imports", peer, **more)
     yield {"what": "the page", "bytes": page.stat().st_size, **browser_milliseconds(page)}
 
 
