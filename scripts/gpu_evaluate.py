@@ -125,14 +125,10 @@ def step_times(model: Any, rows: int, prefix: list[int]) -> Iterator[Row]:
             waits[-1]()
             synchronize()
             ahead = (time.perf_counter() - begun) / 20 * 1000
-            yield {
-                "what": f"a step of {rows} rows",
-                "ms": round(ahead, 2),
-                "ms_waited_for": round(host, 2),
-                "ms_of_the_host": round(launched, 2),
-                "prefix_s": fill,
-                "fill_of_64_s": rest,
-            }
+            row: Row = {"what": f"a step of {rows} rows", "ms": round(ahead, 2)}
+            row["ms_waited_for"] = round(host, 2)
+            row["ms_of_the_host"] = round(launched, 2)
+            yield {**row, "prefix_s": fill, "fill_of_64_s": rest}
             if DEVICE.type == "cuda":
                 print_kernels(steps, rows)
 
@@ -175,11 +171,8 @@ def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
     drop_cache(model)
     stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=32)
     model.generation_config.eos_token_id = None
-    yield {
-        "what": f"64 answers of {room} tokens, bfloat16, HFLM",
-        "rows": 32,
-        "seconds": seconds(lambda: answer_by_hflm(stock, prompts, room)),
-    }
+    spent = seconds(lambda: answer_by_hflm(stock, prompts, room))
+    yield {"what": f"64 answers of {room} tokens, bfloat16, HFLM", "rows": 32, "seconds": spent}
     yield letters_row(model, stock, sizes["vocab_size"])
     yield from float32(model, prompts, many, room, small)
 
@@ -244,17 +237,14 @@ def float32(
             before = log_probabilities(model, start)
             split_products(model)
             after = log_probabilities(model, start)
-            yield {
-                "what": "largest difference of a log-probability, bf16x3 and ieee",
-                "difference": float((before - after).abs().max()),
-            }
+            difference = float((before - after).abs().max())
+            what = "largest difference of a log-probability, bf16x3 and ieee"
+            yield {"what": what, "difference": difference}
             del before, after
         forward()
         prefill = min(seconds(forward) for _ in range(2))
-        yield {
-            "what": f"a forward pass of 8 x 1,024 tokens, float32 by {products}",
-            "seconds": prefill,
-        }
+        what = f"a forward pass of 8 x 1,024 tokens, float32 by {products}"
+        yield {"what": what, "seconds": prefill}
         yield from step_times(model, 64, prompts[0][:prefix])
         for rows, asked in ((64, prompts), (256, many)):
             answers(model, rows, asked[:rows], 2)
