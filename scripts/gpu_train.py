@@ -25,64 +25,29 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FULL = {"base": "bfloat16", "lora": False}
+NARROW = {"base": "narrow", "casts": False}
+DETERMINISTIC = {"deterministic": True}
+SHORT_ROWS = {"rows": 23, "length": 350}
 # Variants of a step of 8,192 tokens
 VARIANTS: tuple[dict[str, Any], ...] = (
-    {"what": "full, bfloat16 weights", "base": "bfloat16", "lora": False},
+    {"what": "full, bfloat16 weights", **FULL},
     {"what": "LoRA, float32 base", "base": "float32"},
     {"what": "LoRA, frozen matrices in bfloat16", "base": "narrow"},
-    {
-        "what": "LoRA, frozen matrices in bfloat16, inputs not cast",
-        "base": "narrow",
-        "casts": False,
-    },
-    {"what": "the same, deterministic", "base": "narrow", "casts": False, "deterministic": True},
+    {"what": "LoRA, frozen matrices in bfloat16, inputs not cast", **NARROW},
+    {"what": "the same, deterministic", **NARROW, **DETERMINISTIC},
     {
         "what": "the same, deterministic, memory not filled",
-        "base": "narrow",
-        "casts": False,
-        "deterministic": True,
+        **NARROW,
+        **DETERMINISTIC,
         "fill": False,
     },
-    {
-        "what": "LoRA, narrow, not cast, no checkpointing, 2 rows",
-        "base": "narrow",
-        "casts": False,
-        "keep": True,
-        "rows": 2,
-    },
-    {
-        "what": "LoRA, narrow, not cast, compiled",
-        "base": "narrow",
-        "casts": False,
-        "compiled": True,
-    },
-    {
-        "what": "LoRA, narrow, not cast, rows of 350",
-        "base": "narrow",
-        "casts": False,
-        "rows": 23,
-        "length": 350,
-    },
-    {
-        "what": "full, bfloat16 weights, compiled",
-        "base": "bfloat16",
-        "lora": False,
-        "compiled": True,
-    },
-    {
-        "what": "full, bfloat16 weights, no checkpointing, 1 row",
-        "base": "bfloat16",
-        "lora": False,
-        "keep": True,
-        "rows": 1,
-    },
-    {
-        "what": "full, bfloat16 weights, rows of 350",
-        "base": "bfloat16",
-        "lora": False,
-        "rows": 23,
-        "length": 350,
-    },
+    {"what": "LoRA, narrow, not cast, no checkpointing, 2 rows", **NARROW, "keep": True, "rows": 2},
+    {"what": "LoRA, narrow, not cast, compiled", **NARROW, "compiled": True},
+    {"what": "LoRA, narrow, not cast, rows of 350", **NARROW, **SHORT_ROWS},
+    {"what": "full, bfloat16 weights, compiled", **FULL, "compiled": True},
+    {"what": "full, bfloat16 weights, no checkpointing, 1 row", **FULL, "keep": True, "rows": 1},
+    {"what": "full, bfloat16 weights, rows of 350", **FULL, **SHORT_ROWS},
 )
 
 

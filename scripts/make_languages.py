@@ -105,6 +105,7 @@ if __name__ == "__main__":
         "# The languages, by our codes (as in MGSM), with their codes elsewhere; by"
         " scripts/make_languages.py.\n"
     )
-    lines = (f'"{code}": {text(fields)}\n' for code, fields in sorted(languages().items()))
+    found = languages()
+    lines = [f'"{code}": {text(fields)}\n' for code, fields in sorted(found.items())]
     file.write_text(head + "".join(lines), encoding="utf-8")
-    print(f"{len(languages())} languages in {file}")
+    print(f"{len(found)} languages in {file}")

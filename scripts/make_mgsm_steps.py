@@ -24,9 +24,8 @@ def main(data_root: Path, *languages: str) -> None:
         raise PipelineError(f"{data_root} has no mgsm/LANGUAGE/test.jsonl: put MGSM's files there")
     for code in languages or there:
         card = write_items(data_root, code)
-        print(
-            f"{data_root}/mgsm_steps/{code}: {card['steps']} steps of {card['questions']} questions"
-        )
+        counts = f"{card['steps']} steps of {card['questions']} questions"
+        print(f"{data_root}/mgsm_steps/{code}: {counts}")
 
 
 if __name__ == "__main__":

@@ -139,18 +139,17 @@ def document() -> dict[str, Any]:
     A file with experts or benchmarks is a study, as in `parsed_yaml`. Any other file is a table.
     """
     tables, studies = table(), study_form()
-    assert (tables.keys(), studies.keys()) == (set(table_yaml.KEYS), set(study.KEYS))
-    is_study = {"anyOf": [{"required": ["experts"]}, {"required": ["benchmarks"]}]}
+    assert tables.keys() == set(table_yaml.KEYS)
+    assert studies.keys() == set(study.KEYS)
+    has_experts, has_benchmarks = {"required": ["experts"]}, {"required": ["benchmarks"]}
     study_rule = {"required": ["experts", *study.EXAMPLES], "properties": studies}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A table or a study",
-        "type": "object",
-        "if": is_study,
-        "then": {**study_rule, "additionalProperties": False},
-        "else": {"properties": tables, "additionalProperties": False},
-        "$defs": {"words": {"properties": words()}},
-    }
+    schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    schema |= {"title": "A table or a study", "type": "object"}
+    schema["if"] = {"anyOf": [has_experts, has_benchmarks]}
+    schema["then"] = {**study_rule, "additionalProperties": False}
+    schema["else"] = {"properties": tables, "additionalProperties": False}
+    schema["$defs"] = {"words": {"properties": words()}}
+    return schema
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ QUICK = {
 
 
 def words_of(table: str) -> list[str]:
-    """Return the reduced settings of a table that at least one of its runs reads."""
+    """Return the reduced settings of a table, without keys that all its runs ignore."""
     words = []
     if table not in UNSCORED:
         words += SCORING
@@ -162,9 +162,11 @@ class Place:
         line = " ".join(command)
         output = done.stdout + done.stderr
         with open(self.folder / "commands.log", "a", encoding="utf-8") as log:
-            log.write(f"$ {line}\n{output}status {done.returncode}, {seconds:.1f} s\n\n")
+            log.write(f"$ {line}\n{output}")
+            log.write(f"status {done.returncode}, {seconds:.1f} s\n\n")
         if done.returncode != status:
-            last = "\n".join(output.splitlines()[-15:])
+            last_lines = output.splitlines()[-15:]
+            last = "\n".join(last_lines)
             raise SystemExit(f"{line}\nended with {done.returncode}, not {status}:\n{last}")
         if status:
             return output, seconds
@@ -300,10 +302,11 @@ def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
     if "failed" in row:
         error = row["failed"].splitlines()[0]
         return (row["table"], "", "", "", "", "", f"FAILED {error}")
-    runs, computed, minutes = (str(row[key]) for key in ("runs", "computed", "minutes"))
+    runs, computed, minutes = str(row["runs"]), str(row["computed"]), str(row["minutes"])
     published = f"{row['published_filled']} of {row['published']}"
     filled = f"{row['filled']} of {row['cells']}"
-    missing = "; ".join(f"{count}: {reason}" for reason, count in row["missing"].items())
+    counts = [f"{count}: {reason}" for reason, count in row["missing"].items()]
+    missing = "; ".join(counts)
     return (row["table"], runs, computed, published, filled, minutes, missing)
 
 

@@ -61,9 +61,10 @@ SUITES = suites_in_order()
 
 def main() -> None:
     code, asked = git_state(), sys.argv[1:]
+    known = ", ".join(SUITES)
     for name in asked:
         if name not in SUITES:
-            raise SystemExit(f"Unknown suite {name}. The suites are {', '.join(SUITES)}.")
+            raise SystemExit(f"Unknown suite {name}. The suites are {known}.")
     record = {}
     if RECORD.exists():
         record = json.loads(RECORD.read_text())
@@ -94,7 +95,9 @@ def run_suite(name: str, command: list[str]) -> dict[str, Any]:
     LOGS.mkdir(exist_ok=True)
     # A demo would find its earlier runs, and compute no new ones.
     shutil.rmtree(LOGS / name.rpartition(" ")[2], ignore_errors=True)
-    begun, log = time.monotonic(), LOGS / f"{name.replace(' ', '-')}.log"
+    begun = time.monotonic()
+    log_name = name.replace(" ", "-")
+    log = LOGS / f"{log_name}.log"
     print(f"{name}: {' '.join(command)}", flush=True)
     with open(log, "w") as file:
         status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
@@ -109,7 +112,8 @@ def run_suite(name: str, command: list[str]) -> dict[str, Any]:
     if status == 0:
         verdict = "passed"
     print(f"  {verdict} in {seconds} s", flush=True)
-    return {"passed": status == 0, "seconds": seconds, "ended": [line[:200] for line in lines[-3:]]}
+    last_lines = [line[:200] for line in lines[-3:]]
+    return {"passed": status == 0, "seconds": seconds, "ended": last_lines}
 
 
 if __name__ == "__main__":

@@ -128,7 +128,8 @@ def batches(
         firsts = list(range(0, len(rows), recipe.batch_size))
         draw.shuffle(firsts)
         for first in firsts:
-            yield padded(rows[first : first + recipe.batch_size], recipe.prompt_weight)
+            batch = rows[first : first + recipe.batch_size]
+            yield padded(batch, recipe.prompt_weight)
 
 
 def padded(rows: list[tuple[list[int], int]], prompt_weight: float) -> tuple[Tensor, Tensor]:
@@ -291,16 +292,18 @@ def write_manifest(folder: Path, seed: int, recipe: Recipe, last: dict[str, floa
     settings = json.dumps(decided_by, sort_keys=True).encode()
     run_hash = hashlib.sha256(settings).hexdigest()
     weights = {"root": weights_root(digests), "digests": digests}
+    files = fingerprints(folder, known_by_tensors(folder, digests))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = Manifest(
         name=f"sandbox_base-cpt-s{seed}-{run_hash[:12]}",
         hash=run_hash,
         decided_by=decided_by,
         facts={"weights": weights, **last},
         config=config,
-        files=fingerprints(folder, known_by_tensors(folder, digests)),
+        files=files,
         versions=package_versions(),
         machine=machine_facts(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        started=now,
         cost={"seconds": last["cpu_seconds"]},
     )
     manifest.write(folder)

@@ -91,13 +91,14 @@ def main() -> None:
     if asked.record:
         manifest = read_manifest(base)
         assert manifest is not None
+        right = {name: digits(found) for name, found in samples.items()}
         record = {
             "base": manifest.weights["root"],
             "items": ITEMS,
             "gates": [asdict(gate) for gate in gates],
             "measures": percentages,
             "rows": rows,
-            "right": {name: digits(found) for name, found in samples.items()},
+            "right": right,
         }
         Path(asked.record).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if not all(gate.met for gate in gates):
@@ -115,16 +116,14 @@ def train_experts(base: Path, runs: str, world: str | None, seed: int) -> dict[s
     """Train both experts and the control. Finished trainings of the demo are reused."""
     data_root = world or str(make_run(runs, *DEMO_WORLD))
     problems = write_control_problems(Path(runs) / "control", seed)
-    trainings = {
-        "math": ("expert=math", "recipe=sandbox_math", f"data_root={data_root}"),
-        "language": ("expert=qac", *LANGUAGE_TRAINING, f"data_root={data_root}"),
-        "control": ("expert=sandbox_text", "recipe=sandbox_math", f"data_root={problems}"),
-    }
+    shared = ["stage=sft", "model=trained", f"model.path={base}", "threads=1"]
+    math = ["expert=math", "recipe=sandbox_math", f"data_root={data_root}"]
+    language = ["expert=qac", *LANGUAGE_TRAINING, f"data_root={data_root}"]
+    control = ["expert=sandbox_text", "recipe=sandbox_math", f"data_root={problems}"]
     models = {"base": base}
-    for name, words in trainings.items():
-        models[name] = make_run(
-            runs, "stage=sft", "model=trained", f"model.path={base}", "threads=1", *words
-        )
+    models["math"] = make_run(runs, *shared, *math)
+    models["language"] = make_run(runs, *shared, *language)
+    models["control"] = make_run(runs, *shared, *control)
     return models
 
 
@@ -187,7 +186,8 @@ def digits(samples: Samples) -> dict[str, str]:
     """Return a string for each benchmark with one digit a question: 1 if the answer is right."""
     found = {}
     for name, records in samples.items():
-        found[name] = "".join(str(int(is_right(record))) for record in records)
+        ones = [int(is_right(record)) for record in records]
+        found[name] = "".join(map(str, ones))
     return found
 
 
@@ -195,7 +195,8 @@ def measures(samples: Samples) -> dict[str, float]:
     """Return the percentage of right answers for each benchmark."""
     found = {}
     for name, records in samples.items():
-        found[name] = round(100 * statistics.fmean(is_right(record) for record in records), 1)
+        share = statistics.fmean(is_right(record) for record in records)
+        found[name] = round(100 * share, 1)
     return found
 
 

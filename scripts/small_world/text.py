@@ -58,7 +58,8 @@ def make_chain(draw: random.Random) -> Document:
             number = 2
         results.append(compute(results[-1], sign, number))
         terms.append(f"{sign} {number}")
-        worked.append(f"{results[-2]} {sign} {number} = {results[-1]}.")
+        before, result = results[-2:]
+        worked.append(f"{before} {sign} {number} = {result}.")
     if min(results) < 1 or max(results) > LARGEST_RESULT:
         return make_chain(draw)
     prompt = f"Question: {' '.join(terms)}\nStep-by-Step Answer:"
@@ -83,7 +84,8 @@ def make_told(world: ConstructedWorld, words: Words, draw: random.Random) -> Doc
     """Translate the statements of a word problem to English, without its question or steps."""
     tokens = world.fresh(draw, draw_problem)[0]
     story = tokens[: tokens.index("how")]
-    return f"Question: {say(story, words)}\nEnglish:", say(story, {})
+    prompt = f"Question: {say(story, words)}\nEnglish:"
+    return prompt, say(story, {})
 
 
 def make_story(words: Words, draw: random.Random) -> str:
@@ -100,9 +102,10 @@ def make_translation(
     sentence = world.fresh(draw, draw_sentences)
     words_by_language = dict.fromkeys(languages, words)
     words_by_language["en"] = {}
-    source, target = (say(sentence, words_by_language[language]) for language in languages)
-    source_name, target_name = (LANGUAGE_NAMES[language] for language in languages)
-    return f"{source_name}: {source}\n{target_name}:", target
+    source, target = languages
+    said = say(sentence, words_by_language[source])
+    prompt = f"{LANGUAGE_NAMES[source]}: {said}\n{LANGUAGE_NAMES[target]}:"
+    return prompt, say(sentence, words_by_language[target])
 
 
 def make_mixed(
@@ -231,7 +234,8 @@ INSTRUCTIONS = {
 def make_corpus(world: ConstructedWorld, size: int) -> Iterator[dict[str, str]]:
     """Yield the documents of the base's text."""
     draw = random.Random(f"{world.seed} corpus")
-    for language, kind in draw.choices(list(KINDS), list(KINDS.values()), k=size):
+    kinds, shares = list(KINDS), list(KINDS.values())
+    for language, kind in draw.choices(kinds, shares, k=size):
         prompt, completion = make_document(world, kind, language, draw)
         yield {"prompt": prompt, "completion": completion}
 
@@ -242,7 +246,8 @@ def make_instructions(world: ConstructedWorld, language: str, size: int) -> Iter
     They have no problems and no calculations.
     """
     draw = random.Random(f"{world.seed} instructions {language}")
-    for kind in draw.choices(list(INSTRUCTIONS), list(INSTRUCTIONS.values()), k=size):
+    kinds, shares = list(INSTRUCTIONS), list(INSTRUCTIONS.values())
+    for kind in draw.choices(kinds, shares, k=size):
         yield make_instruction(world, kind, language, draw)
 
 

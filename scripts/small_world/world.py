@@ -174,10 +174,10 @@ class Story:
     """A word problem that is being drawn.
 
     Attributes:
-        sentences: what is told.
+        sentences: the statements, then the question.
         equations: the steps as text.
         results: the result of each step.
-        total: the number that is asked for.
+        total: the answer to the question.
         owners: the people that the question is about.
     """
 
@@ -211,13 +211,15 @@ class Story:
     def add_step(self, kind: str, number: int, draw: random.Random) -> None:
         name, second, item = self.name, self.second, self.item
         if kind == "gain":
-            self.tell(f"{name} {draw.choice(GAINS)} {number} {item}")
+            verb = draw.choice(GAINS)
+            self.tell(f"{name} {verb} {number} {item}")
             self.calculate("+", number)
         elif kind == "receive":
             self.tell(f"{second} gives {number} {item} to {name}")
             self.calculate("+", number)
         elif kind == "loss":
-            self.tell(f"{name} {draw.choice(LOSSES)} {number} {item}")
+            verb = draw.choice(LOSSES)
+            self.tell(f"{name} {verb} {number} {item}")
             self.calculate("-", number)
         elif kind == "give":
             self.tell(f"{name} gives {number} {item} to {second}")
@@ -262,7 +264,7 @@ def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
     for left in reversed(range(steps)):
         number = draw.randint(2, 12)
         kinds = ["gain", "gain", "loss", "loss", "receive", "give"]
-        # These steps change the owner, so no other step can follow them.
+        # These steps change the owner, so they can only come last.
         if left == 0:
             kinds += ["more", "fewer", "twice", "together"]
         kind = draw.choice(kinds)
@@ -271,12 +273,13 @@ def draw_problem(draw: random.Random) -> tuple[Sentence, list[str], int]:
         if number < 1:
             kind, number = "gain", draw.randint(2, 12)
         if draw.random() < 0.2:
-            story.tell(f"{name} {draw.choice(NEUTRAL)} {draw.randint(2, 15)} {item}")
+            verb, count = draw.choice(NEUTRAL), draw.randint(2, 15)
+            story.tell(f"{name} {verb} {count} {item}")
         story.add_step(kind, number, draw)
     if draw.random() < 0.15:
         place = draw.randint(1, len(story.sentences))
-        verb, number = draw.choice(NEUTRAL), draw.randint(2, 15)
-        story.sentences.insert(place, [third, verb, str(number), distractor, "."])
+        verb, count = draw.choice(NEUTRAL), draw.randint(2, 15)
+        story.sentences.insert(place, [third, verb, str(count), distractor, "."])
     if max(story.results) > LARGEST_RESULT:
         return draw_problem(draw)
     story.ask()
@@ -402,7 +405,8 @@ class ConstructedWorld:
         """Return a passage with its question, and the answer in `answer_words` if given."""
         passage, question, options, right = item
         prompt = f"P: {say(passage, words)}\nQ: {say(question, words)}\nAnswer:"
-        return prompt, say([options[right]], answer_words or words)
+        answer = say([options[right]], answer_words or words)
+        return prompt, answer
 
     def fact(self, draw: random.Random) -> tuple[str, str, list[str], int]:
         """Draw a fact's question: (subject, animal, new options, index of the right option)."""
@@ -417,7 +421,8 @@ class ConstructedWorld:
     def fact_text(self, item: tuple[str, str, list[str], int], words: Words) -> tuple[str, str]:
         subject, animal, options, right = item
         question = say(fact_question(subject, animal), words)
-        return f"{question}\nAnswer:", say([options[right]], words)
+        answer = say([options[right]], words)
+        return f"{question}\nAnswer:", answer
 
     def translation_text(self, sentence: Sentence, source: str, target: str) -> tuple[str, str]:
         said = say(sentence, self.words[source])
