@@ -34,6 +34,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -543,7 +544,7 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
     from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.model import open_model
     from pipeline.evaluate.prompts import harness_tamed, load_tasks
-    from pipeline.evaluate.tasks import task_definitions
+    from pipeline.evaluate.tasks import task_specs
     from pipeline.hub.lock import Lock
 
     if not (asked.model and asked.data_root):
@@ -554,8 +555,8 @@ def evaluate(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         place = Path(tempfile.mkdtemp(dir=folder))
         with harness_tamed():
             settings = Eval("", [task], max_gen_toks=tokens)
-            definitions = task_definitions(settings, [language], asked.data_root, place)
-            (loaded,) = load_tasks(definitions, Lock())
+            specs = task_specs(settings, [language], asked.data_root, place)
+            (loaded,) = load_tasks(specs, Lock())
             loaded.build_all_requests(samples=range(asked.questions))
         return loaded.instances
 
@@ -629,13 +630,14 @@ def evaluation_start(asked: argparse.Namespace, folder: Path) -> Row:
 
 
 def vllm_model(asked: argparse.Namespace) -> Any:
-    from pipeline.evaluate.model import Answering
+    from pipeline.evaluate.model import open_model
     from pipeline.extras.vllm_backend import VllmBackend
 
     # Weights are loaded from the model's folder, so no file is written to `scratch`.
-    backend = VllmBackend(asked.batch_size, asked.dtype, asked.model, scratch=asked.model)
-    backend.load()
-    return Answering(backend, pretrained=backend.model, tokenizer=backend.tokenizer)
+    backend = partial(VllmBackend, scratch=asked.model)
+    lm = open_model(asked.model, asked.batch_size, asked.dtype, backend)
+    lm.load()
+    return lm
 
 
 # --- launch ---
