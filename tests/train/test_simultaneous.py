@@ -223,7 +223,7 @@ def test_shards_that_are_not_in_the_hash_are_refused(
 
     monkeypatch.setattr(trainers, "Trainer", Sharding)
     with pytest.raises(
-        PipelineError, match="enables FSDP or DeepSpeed. Remove it there, and give sft.par"
+        PipelineError, match="enables FSDP or DeepSpeed. Remove it there, and set sft.par"
     ):
         tiny.trainer(tmp_path, tiny.recipe(**WORDS), tiny.joint(16), tiny.B)
 
