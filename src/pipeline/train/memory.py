@@ -16,6 +16,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Partition, Sft
@@ -178,6 +179,36 @@ def stays_gathered(config: TrainStage, shape: Shape, length: float, card: float)
     return is_sharded(config.sft) and sum(needed.values()) <= SPARE * card
 
 
+class Moment(NamedTuple):
+    """The bytes of a process that differ between the moments of a training step."""
+
+    gradients: float
+    copies: float
+    activations: float
+
+
+class Copies(NamedTuple):
+    """The bytes of copies of weights: casts, or gathered shards.
+
+    Attributes:
+        at_loss: the copies while the loss is computed.
+        in_layers: the copies in the backward pass of a layer.
+        kept: the copies of layers that stay gathered between forward and backward pass.
+    """
+
+    at_loss: float
+    in_layers: float
+    kept: float
+
+
+class Activations(NamedTuple):
+    """The bytes of activations at three moments of a step."""
+
+    at_loss: float
+    at_highest_layer: float
+    at_end: float
+
+
 def training_memory(
     shape: Shape,
     parts: Collection[Trained],
@@ -190,20 +221,9 @@ def training_memory(
 
     The sum is within a tenth of the sum of all tensors (tests/train/shapes_on_fake_tensors.py,
     results/bench/shapes.json). The moments are the loss, the highest layer of the backward pass,
-    and its end.
-
-    - Gradients: if a step has several passes, they exist from the first pass on. Otherwise they are
-      allocated while activations are freed. If sides take turns, only one side has gradients.
-    - Activations: checkpointing keeps the input of each layer, and one layer in full. The loss
-      needs a tile of logits (4,096 tokens x 32,768 words) and the head's gradient in fp32 in
-      addition to its cast; on a CPU it needs all logits.
-    - Weights: the base is assumed to be stored in bf16, so frozen matrices in layers stay in bf16.
-      Under adapters, embeddings that are not tied do, too. fsdp2 does not narrow weights.
-    - Casts: autocast copies other fp32 weights to bf16, trained weights until the forward pass
-      ends, and a layer's other weights while it is computed. The gradient of tied embeddings waits
-      for the whole backward pass, and is then added to the gradient of the input.
-    - fsdp2 divides weights, gradients and moments. It gathers in the dtype of the computation: a
-      layer, the next layer and the head, or all layers. It reduces gradients in fp32.
+    and its end. If a step has several passes, gradients exist from the first pass on. Otherwise
+    they are allocated while activations are freed. If sides take turns, only one side has
+    gradients.
 
     Args:
         shape: the model.
@@ -214,53 +234,126 @@ def training_memory(
         gathered: whether all layers stay gathered after the forward pass (`stays_gathered`).
     """
     micro, passes = micro_batches(sft)
-    lora, sharded = sft.adapter == "lora", is_sharded(sft)
+    sharded = is_sharded(sft)
     shards = sft.processes if sharded else 1
-    width = WIDTH[sft.weights]
-    cast = width
-    if sft.precision == "bf16":
-        cast = 2
     counts = [trained_parameters(shape, part, sft.adapter_rank) for part in parts]
-    trained, tokens = sum(counts), micro * length
+    trained = sum(counts)
     gradients = max(counts) * trained_width(sft) / shards
-    narrow = 0 if sharded else frozen_matrices(shape, [] if lora else parts)
-    looked_up = shape.embedding if lora and not shape.tied and not sharded else 0
-    trains_outside = not lora and any(OUTSIDE in part for part in parts)
-    embedding = shape.embedding if trains_outside else 0
-    layer = cast * (shape.parameters - shape.outside) / shape.layers
-    # Copies of weights, at the loss and in the layers
-    top, low = (4.0 + cast) * embedding, 4.0 * (1 + shape.tied) * embedding
-    if sharded:
-        # Under adapters the head is gathered in its stored dtype
-        top += (width if lora else cast) * shape.embedding + layer
-        largest = cast * max(embedding, shape.embedding * shape.tied)
-        low = max(low, (2 + 4 / cast) * layer + largest)
-    elif cast < width:
-        casts = layer * shape.layers - cast * narrow
-        top = max(top, 2 * trained, 0 if sft.gradient_checkpointing else casts)
-        low = max(low, min(layer, casts))
-    others = cast * (shape.parameters - shape.embedding) - layer if gathered else 0.0
-    # Bytes per token. Frozen norms do not keep their normalised form
-    saved = layer_bytes(shape, sft.weights) - 2 * width * shape.width * lora
-    wider = WIDER if cast == 4 else 1
-    one_layer = (saved + 4 * shape.inner) * wider
-    kept_of_layer = width * shape.width if sft.gradient_checkpointing else saved * wider
-    inputs = shape.layers * kept_of_layer
-    logits = 8192 * min(shape.vocabulary, 32768) if on_gpu else 4 * tokens * shape.vocabulary
-    early = gradients if passes > 1 else 0.0
-    at_loss = (early, top + others, (inputs + 16 * shape.width) * tokens + logits)
-    at_highest_layer = (early, low + others, (inputs + one_layer) * tokens)
-    at_end = (gradients, low, one_layer * tokens)
-    gradients, copies, activations = max(at_loss, at_highest_layer, at_end, key=sum)
-    weights = shape.parameters * width - (width - cast) * (narrow + looked_up)
+    early_gradients = gradients if passes > 1 else 0.0
+    copies = weight_copies(shape, parts, sft, gathered)
+    activations = activation_bytes(shape, sft, micro * length, on_gpu)
+    moments = [
+        Moment(early_gradients, copies.at_loss + copies.kept, activations.at_loss),
+        Moment(early_gradients, copies.in_layers + copies.kept, activations.at_highest_layer),
+        Moment(gradients, copies.in_layers, activations.at_end),
+    ]
+    worst = max(moments, key=sum)
     return {
-        "weights": (weights + 4 * lora * trained) / shards,
-        "gradients": gradients,
+        "weights": weight_bytes(shape, parts, sft) / shards,
+        "gradients": worst.gradients,
         "moments": trained * moment_bytes(sft) / shards,
-        "gathered" if sharded else "casts": copies,
-        "activations": activations,
+        "gathered" if sharded else "casts": worst.copies,
+        "activations": worst.activations,
         "context": CONTEXT if on_gpu else LIBRARIES,
     }
+
+
+def computed_width(sft: Sft) -> int:
+    """Return the bytes of a number in the dtype of the products."""
+    if sft.precision == "bf16":
+        return 2
+    return WIDTH[sft.weights]
+
+
+def narrow_weights(shape: Shape, parts: Collection[Trained], sft: Sft) -> int:
+    """Count the frozen weights of matrices in layers that stay in the dtype of the products.
+
+    The base is assumed to be stored in bf16. fsdp2 does not narrow weights.
+    """
+    if is_sharded(sft):
+        return 0
+    if sft.adapter == "lora":
+        return frozen_matrices(shape, [])
+    return frozen_matrices(shape, parts)
+
+
+def weight_bytes(shape: Shape, parts: Collection[Trained], sft: Sft) -> float:
+    """Return the bytes of all weights, before fsdp2 divides them.
+
+    Under adapters, embeddings that are not tied are narrow too, and adapters are float32.
+    """
+    width = WIDTH[sft.weights]
+    narrow = narrow_weights(shape, parts, sft)
+    adapters = 0
+    if sft.adapter == "lora":
+        adapters = sum(trained_parameters(shape, part, sft.adapter_rank) for part in parts)
+        if not shape.tied and not is_sharded(sft):
+            narrow += shape.embedding
+    return shape.parameters * width - (width - computed_width(sft)) * narrow + 4 * adapters
+
+
+def weight_copies(shape: Shape, parts: Collection[Trained], sft: Sft, gathered: bool) -> Copies:
+    """Return the bytes of copies of weights, with the head's gradient.
+
+    Autocast copies fp32 weights that are not narrow to bf16: trained weights until the forward pass
+    ends, and a layer's other weights while the layer is computed. The gradient of tied embeddings
+    waits for the whole backward pass, and is then added to the gradient of the input. fsdp2 gathers
+    in the dtype of the products: a layer, the next layer and the head, or all layers. It reduces
+    gradients in fp32.
+    """
+    lora = sft.adapter == "lora"
+    width, cast = WIDTH[sft.weights], computed_width(sft)
+    embedding = 0  # trained embeddings
+    if not lora and any(OUTSIDE in part for part in parts):
+        embedding = shape.embedding
+    layer = cast * (shape.parameters - shape.outside) / shape.layers
+    at_loss = (4.0 + cast) * embedding
+    in_layers = 4.0 * (1 + shape.tied) * embedding
+    if is_sharded(sft):
+        # under adapters the head is gathered in its stored dtype
+        head = width if lora else cast
+        at_loss += head * shape.embedding + layer
+        largest = cast * max(embedding, shape.embedding * shape.tied)
+        in_layers = max(in_layers, (2 + 4 / cast) * layer + largest)
+    elif cast < width:
+        casts = layer * shape.layers - cast * narrow_weights(shape, parts, sft)
+        trained = sum(trained_parameters(shape, part, sft.adapter_rank) for part in parts)
+        at_loss = max(at_loss, 2 * trained)
+        if not sft.gradient_checkpointing:
+            at_loss = max(at_loss, casts)
+        in_layers = max(in_layers, min(layer, casts))
+    kept = 0.0
+    if gathered:
+        kept = cast * (shape.parameters - shape.embedding) - layer
+    return Copies(at_loss, in_layers, kept)
+
+
+def activation_bytes(shape: Shape, sft: Sft, tokens: float, on_gpu: bool) -> Activations:
+    """Return the bytes of the activations of so many tokens.
+
+    Checkpointing keeps the input of each layer, and one layer in full. The loss needs a tile of
+    logits (4,096 tokens x 32,768 words) and the head's gradient in fp32 in addition to its cast. On
+    a CPU it needs all logits.
+    """
+    width = WIDTH[sft.weights]
+    saved = layer_bytes(shape, sft.weights)
+    if sft.adapter == "lora":  # frozen norms do not keep their normalised form
+        saved -= 2 * width * shape.width
+    wider = WIDER if computed_width(sft) == 4 else 1
+    one_layer = (saved + 4 * shape.inner) * wider
+    if sft.gradient_checkpointing:
+        kept_of_layer: float = width * shape.width
+    else:
+        kept_of_layer = saved * wider
+    inputs = shape.layers * kept_of_layer
+    logits: float = 8192 * min(shape.vocabulary, 32768)
+    if not on_gpu:
+        logits = 4 * tokens * shape.vocabulary
+    return Activations(
+        at_loss=(inputs + 16 * shape.width) * tokens + logits,
+        at_highest_layer=(inputs + one_layer) * tokens,
+        at_end=one_layer * tokens,
+    )
 
 
 @lru_cache(maxsize=1)
