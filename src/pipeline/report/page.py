@@ -65,30 +65,18 @@ def page(
     """Return index.html of a report, and its figure of scores as SVG, or ""."""
     charts = draw_charts(results)
     shown = browsed(results.cells)
-    answered = False
-    for place in shown.values():
-        if place in results.answers and results.answers[place].n:
-            answered = True
+    answered = any(has_answers(results, place) for place in shown.values())
     html = render(
         "page.html.j2",
         results=results,
         headline=headline,
         notes=notes,
         marks=marks,
-        legend=page_legend(results),
-        bold=BOLD,
-        lines_of=lines_of,
-        difference_of=cell_difference,
-        group_reasons=group_reasons,
-        choices=choice_lines(results),
-        verdicts=VERDICTS,
         charts=charts,
-        detectable=measured_detectable(results.contrasts, results.seeds),
-        maps=maps_of(results),
         answered=answered,
         bundle=data_tables() if answered else {},
-        used=cells_by_run(results),
-        kinds=KINDS,
+        **helpers(),
+        **context_of_cells(results),
         **context_of_runs(results),
     )
     data = {}
@@ -99,6 +87,33 @@ def page(
     if charts.all:
         picture = re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", charts.all) + "\n"
     return html, picture
+
+
+def has_answers(results: Results, place: Place) -> bool:
+    return place in results.answers and bool(results.answers[place].n)
+
+
+def helpers() -> dict[str, Any]:
+    """Return the functions and texts that the template uses for every table."""
+    return {
+        "lines_of": lines_of,
+        "difference_of": cell_difference,
+        "group_reasons": group_reasons,
+        "bold": BOLD,
+        "verdicts": VERDICTS,
+        "kinds": KINDS,
+    }
+
+
+def context_of_cells(results: Results) -> dict[str, Any]:
+    """Return what the template shows of cells, comparisons and choices."""
+    return {
+        "legend": page_legend(results),
+        "choices": choice_lines(results),
+        "detectable": measured_detectable(results.contrasts, results.seeds),
+        "maps": maps_of(results),
+        "used": cells_by_run(results),
+    }
 
 
 def context_of_runs(results: Results) -> dict[str, Any]:
