@@ -338,8 +338,6 @@ class SharedCache(Cache):
     ) -> Any:
         """Compute transformers' attention, reading the prefix once for all rows at a step.
 
-        As in transformers' eager attention, weights are float32.
-
         Args:
             module: The attention module of a layer.
             query: [rows, heads, tokens, width]
@@ -357,32 +355,65 @@ class SharedCache(Cache):
         self.plain_layers += not self.shared and is_plain
         if not (self.reads and self.reads_once):
             return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **other)
-        keys, values = (states[0] for states in stored)
-        rows, _, tokens, width = query.shape
-        _, heads, positions, _ = key.shape
-        shared = keys.shape[1]
-        columns = shared + positions
         if scaling is None:
-            scaling = width**-0.5
-        grouped = (query * scaling).reshape(rows, heads, -1, width)
-        together = grouped.transpose(0, 1).reshape(
-            heads, -1, width
-        )  # [., rows x group x tokens, .]
-        of_prefix = together @ keys.transpose(1, 2)
-        of_prefix = of_prefix.view(heads, rows, -1, shared).transpose(0, 1)
-        of_row = grouped @ key.transpose(2, 3)
-        scores = torch.cat([of_prefix, of_row], dim=-1).view(rows, heads, -1, tokens, columns)
-        hidden = ~mask[:, :, None]  # in a layer with a window the prefix has columns too
-        masked = scores[..., -hidden.shape[-1] :]
-        masked.masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(grouped.dtype)
-        weights = weights.view(rows, heads, -1, columns)
-        value_width = values.shape[-1]
-        prefix_weights = weights[..., :shared].transpose(0, 1).reshape(heads, -1, shared)
-        attended = (prefix_weights @ values).view(heads, rows, -1, value_width).transpose(0, 1)
-        attended = attended + weights[..., shared:] @ value
-        attended = attended.view(rows, heads, -1, tokens, value_width)
-        return attended.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, value_width), None
+            scaling = query.shape[-1] ** -0.5
+        prefix_keys, prefix_values = (states[0] for states in stored)
+        attended = attend_with_prefix(query * scaling, key, value, mask, prefix_keys, prefix_values)
+        return attended, None
+
+
+def attend_with_prefix(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    prefix_keys: torch.Tensor,
+    prefix_values: torch.Tensor,
+) -> torch.Tensor:
+    """Compute attention to a prefix and to each row's own keys, reading the prefix once.
+
+    `heads` are the heads of keys and values, `group` is the number of query heads of each, and
+    `columns` are the prefix and the row's own positions. Weights are float32.
+
+    Args:
+        query: [rows, heads x group, tokens, width], scaled.
+        key: [rows, heads, positions, width]
+        value: [rows, heads, positions, value width]
+        mask: [rows, 1, tokens, columns], or without the prefix's columns.
+        prefix_keys: [heads, prefix, width]
+        prefix_values: [heads, prefix, value width]
+
+    Returns:
+        [rows, tokens, heads x group, value width]
+    """
+    rows, _, tokens, width = query.shape
+    _, heads, positions, _ = key.shape
+    prefix = prefix_keys.shape[1]
+    columns = prefix + positions
+    value_width = prefix_values.shape[-1]
+
+    # Scores. The queries of all rows are one matrix for the prefix.
+    by_row = query.reshape(rows, heads, -1, width)  # [rows, heads, group x tokens, width]
+    together = by_row.transpose(0, 1).reshape(heads, -1, width)
+    prefix_scores = together @ prefix_keys.transpose(1, 2)
+    prefix_scores = prefix_scores.view(heads, rows, -1, prefix).transpose(0, 1)
+    row_scores = by_row @ key.transpose(2, 3)
+    scores = torch.cat([prefix_scores, row_scores], dim=-1)
+    scores = scores.view(rows, heads, -1, tokens, columns)
+    hidden = ~mask[:, :, None]  # in a layer with a window the prefix has columns too
+    masked = scores[..., -hidden.shape[-1] :]
+    masked.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+
+    # Weights, [rows, heads, group x tokens, columns]
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = weights.view(rows, heads, -1, columns)
+
+    # Values. The weights of all rows are one matrix for the prefix.
+    prefix_weights = weights[..., :prefix].transpose(0, 1).reshape(heads, -1, prefix)
+    attended = (prefix_weights @ prefix_values).view(heads, rows, -1, value_width).transpose(0, 1)
+    attended = attended + weights[..., prefix:] @ value
+    attended = attended.view(rows, heads, -1, tokens, value_width)
+    return attended.permute(0, 3, 1, 2, 4).reshape(rows, tokens, -1, value_width)
 
 
 def kept_bytes(model: Any) -> int:
