@@ -180,7 +180,7 @@ def test_a_small_table_is_one_job_that_is_requeued_and_goes_on(
     runs_dir = tmp_path / "runs"
     command = words(table, runs_dir, *SLURM)
     told = cluster.call(command)
-    assert told.returncode == 75 and "10 runs submitted as one job; " in told.stderr, told.stderr
+    assert told.returncode == 75 and "10 runs submitted as one job. " in told.stderr, told.stderr
     (math,) = halted(cluster, runs_dir, "math-")
     assert list(cluster.jobs()) == [math["job"]]
     cluster.run("scontrol", "requeue", math["job"])
@@ -385,12 +385,12 @@ def test_refusals_are_one_sentence_with_slurms_words(
     assert "launcher.partition=nowhere" in line
     status, line = asked(PATH="/nonexistent")
     told = (
-        "launcher=slurm needs squeue, which is not here: use launcher=local, or"
-        " launcher.dry_run=true"
+        "launcher=slurm needs squeue, which is not installed here. Use launcher=local or"
+        " launcher.dry_run=true."
     )
     assert status == 1 and line == f"error: {told}"
     status, line = asked("launcher.time=0:30")
-    assert status == 1 and "launcher.time=0:30 is 30 s: a job of " in line
+    assert status == 1 and "launcher.time=0:30 is 30 s, but a job of " in line
     assert "write one resume point; give a longer launcher.time" in line
     assert cluster.jobs().keys() <= before
 
@@ -497,13 +497,13 @@ def test_a_banner_a_submission_limit_and_a_squeue_that_hangs(
 
     status, (line,) = asked(site("squeue", "sleep 60 & sleep 60"))
     assert status == 75 and line.startswith(
-        "squeue did not respond within 1 s, 3 times; rerun the same command"
+        "squeue did not respond within 1 s, 3 times. Rerun the same command"
     )
     try:
         cluster.run("scancel", "--me")
         cluster.idle(60)
         status, lines = asked(site("sbatch", LIMIT + BANNER))
-        assert status == 75 and lines[-1].startswith("6 runs submitted as 1 array; "), lines
+        assert status == 75 and lines[-1].startswith("6 runs submitted as 1 array. "), lines
         assert sorted(cluster.jobs()) == [
             f"{lines[0].split()[1].rstrip(':')}_{index}" for index in (0, 1, 2)
         ]
