@@ -391,7 +391,7 @@ def test_refusals_are_one_sentence_with_slurms_words(
     assert status == 1 and line == f"error: {told}"
     status, line = asked("launcher.time=0:30")
     assert status == 1 and "launcher.time=0:30 is 30 s, but a job of " in line
-    assert "write one resume point; give a longer launcher.time" in line
+    assert "write one resume point. Set a longer launcher.time" in line
     assert cluster.jobs().keys() <= before
 
 
@@ -509,7 +509,7 @@ def test_a_banner_a_submission_limit_and_a_squeue_that_hangs(
         ]
         status, (line,) = asked()
         assert (
-            status == 75 and line.startswith("3 jobs of runs-") and "as they were submitted" in line
+            status == 75 and line.startswith("3 jobs of runs-") and "as submitted earlier" in line
         )
         assert len(cluster.jobs()) == 3
         job = next(iter(cluster.jobs()))
