@@ -240,7 +240,8 @@ def training_memory(
     trained = sum(counts)
     gradients = max(counts) * trained_width(sft) / shards
     early_gradients = gradients if passes > 1 else 0.0
-    copies = weight_copies(shape, parts, sft, gathered)
+    narrow = narrow_weights(shape, parts, sft)
+    copies = weight_copies(shape, parts, sft, trained, narrow, gathered)
     activations = activation_bytes(shape, sft, micro * length, on_gpu)
     moments = [
         Moment(early_gradients, copies.at_loss + copies.kept, activations.at_loss),
@@ -249,7 +250,7 @@ def training_memory(
     ]
     worst = max(moments, key=sum)
     return {
-        "weights": weight_bytes(shape, parts, sft) / shards,
+        "weights": weight_bytes(shape, sft, trained, narrow) / shards,
         "gradients": worst.gradients,
         "moments": trained * moment_bytes(sft) / shards,
         "gathered" if sharded else "casts": worst.copies,
@@ -277,23 +278,32 @@ def narrow_weights(shape: Shape, parts: Collection[Trained], sft: Sft) -> int:
     return frozen_matrices(shape, parts)
 
 
-def weight_bytes(shape: Shape, parts: Collection[Trained], sft: Sft) -> float:
+def weight_bytes(shape: Shape, sft: Sft, trained: int, narrow: int) -> float:
     """Return the bytes of all weights, before fsdp2 divides them.
 
-    Under adapters, embeddings that are not tied are narrow too, and adapters are float32.
+    `trained` and `narrow` count parameters (`trained_parameters`, `narrow_weights`). Under
+    adapters, embeddings that are not tied are narrow too, and adapters are float32.
     """
     width = WIDTH[sft.weights]
-    narrow = narrow_weights(shape, parts, sft)
     adapters = 0
     if sft.adapter == "lora":
-        adapters = sum(trained_parameters(shape, part, sft.adapter_rank) for part in parts)
+        adapters = trained
         if not shape.tied and not is_sharded(sft):
             narrow += shape.embedding
     return shape.parameters * width - (width - computed_width(sft)) * narrow + 4 * adapters
 
 
-def weight_copies(shape: Shape, parts: Collection[Trained], sft: Sft, gathered: bool) -> Copies:
+def weight_copies(
+    shape: Shape,
+    parts: Collection[Trained],
+    sft: Sft,
+    trained: int,
+    narrow: int,
+    gathered: bool,
+) -> Copies:
     """Return the bytes of copies of weights, with the head's gradient.
+
+    `trained` and `narrow` count parameters (`trained_parameters`, `narrow_weights`).
 
     Autocast copies fp32 weights that are not narrow to bf16: trained weights until the forward pass
     ends, and a layer's other weights while the layer is computed. The gradient of tied embeddings
@@ -316,8 +326,7 @@ def weight_copies(shape: Shape, parts: Collection[Trained], sft: Sft, gathered: 
         largest = cast * max(embedding, shape.embedding * shape.tied)
         in_layers = max(in_layers, (2 + 4 / cast) * layer + largest)
     elif cast < width:
-        casts = layer * shape.layers - cast * narrow_weights(shape, parts, sft)
-        trained = sum(trained_parameters(shape, part, sft.adapter_rank) for part in parts)
+        casts = layer * shape.layers - cast * narrow
         at_loss = max(at_loss, 2 * trained)
         if not sft.gradient_checkpointing:
             at_loss = max(at_loss, casts)
