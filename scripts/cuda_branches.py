@@ -113,9 +113,7 @@ STAND_INS = {
         HERE + "test_processes_meet_as_gpus", "PartialState(cpu"
     ),
     "train/trainer.py::card_memory": StandIn(TRAINER, "total_memory"),
-    "train/trainer.py::trainer_of": StandIn(
-        "tests/train/test_varlen.py::test_a_gpu_uses_it_in_place_of_sdpa", "attend_within_rows"
-    ),
+    "train/trainer.py::trainer_of": StandIn(TRAINER, "reshard_after_forward"),
     "train/trainer.py::Trainer.training_step": StandIn(
         PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
     ),
@@ -156,7 +154,6 @@ LINES = {
     "launch/in_process.py::refuse_without_gpus": 5,
     "train/load.py::check_kernels": 5,
     "train/trainer.py::trainer_arguments": 2,
-    "train/trainer.py::trainer_of": 2,
 }
 # Code of libraries that runs only with CUDA
 LIBRARIES = (

@@ -28,7 +28,6 @@ from pipeline.launch import cards, local
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
 from pipeline.train import load, processes, trainer
-from pipeline.train.varlen import ATTENTION as VARLEN
 
 CARD = "NVIDIA A100-SXM4-80GB"
 
@@ -119,7 +118,7 @@ def refused(sentence: str, attention: str = "sdpa", **knobs: Any) -> None:
 
 
 def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path: Path) -> None:
-    """FlashAttention, a missing kernel, Liger, TF32 before the A100, and a mask over all rows."""
+    """FlashAttention, a missing kernel, Liger, and TF32 before the A100."""
     capability, there = [(8, 0)], {"triton"}
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability[0])
@@ -128,20 +127,12 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path:
     load.check_kernels(kernels_of("sdpa", precision="tf32", compile=True))
     refused("flash_attention_2: this FlashAttention is not installed. Run pip install fl", flash)
     monkeypatch.setattr(load.import_utils, "is_flash_attn_2_available", lambda: True)
-    for attention in (flash, "sdpa"):
-        load.check_kernels(kernels_of(attention, padding_free=True, precision="bf16"))
-        refused(
-            f"with model.attn_implementation={attention} and sft.precision=fp32",
-            attention,
-            padding_free=True,
-        )
-    told = "Give model.attn_implementation=sdpa and sft.precision=bf16, or leave it"
-    refused(told, "eager", padding_free=True, precision="bf16")
+    load.check_kernels(kernels_of(flash, precision="bf16"))
     refused(r"needs the package kernels \(pip install kernels\)", kernel)
     there.add("kernels")
     refused("and the commit in the Hub's cache. Fetch it on a node that reaches", kernel)
     (tmp_path / "models--kernels-community--flash-attn2/snapshots" / ("a" * 40)).mkdir(parents=True)
-    load.check_kernels(kernels_of(kernel, padding_free=True, precision="bf16"))
+    load.check_kernels(kernels_of(kernel, precision="bf16"))
     refused("sft.liger=true needs a GPU and Liger. Run pip install 'cross-lingual-m", liger=True)
     there.add("liger_kernel")
     load.check_kernels(kernels_of("sdpa", liger=True))
@@ -156,7 +147,6 @@ def test_kernels_that_a_gpu_lacks(cuda: list[str], monkeypatch: Patch, tmp_path:
 def test_kernels_that_a_cpu_lacks(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(load, "which", lambda name: None)
-    load.check_kernels(kernels_of("eager", padding_free=True))  # as tests do
     for attention in ("flash_attention_2", f"kernels-community/flash-attn2@{'a' * 40}"):
         refused("needs a GPU. Give model.attn_implementation=sdpa", attention)
     refused("sft.precision=tf32 needs a GPU from the A100 on", precision="tf32")
@@ -176,7 +166,7 @@ def test_attentions_are_those_of_transformers() -> None:
     theirs = {
         name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in name and "/" not in name
     }
-    assert set(ATTENTIONS) == theirs - {PREFIX_READ_ONCE, VARLEN} | {
+    assert set(ATTENTIONS) == theirs - {PREFIX_READ_ONCE} | {
         "eager"
     }  # what decoding may have registered here
     with pytest.raises(

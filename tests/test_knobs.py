@@ -116,9 +116,6 @@ TRAINING: dict[str, Change | list[Change]] = {
         "sft.gradient_checkpointing=true",
         same_because="activations are computed twice from the same numbers",
     ),
-    "sft.padding_free": Change(
-        "sft.padding_free=true", same_because="the same rows, summed in another order"
-    ),
     "sft.compile": Change(
         "sft.compile=true", same_because="the same step, compiled: tests/train/test_speed.py"
     ),

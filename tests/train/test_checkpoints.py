@@ -147,7 +147,7 @@ WAYS = {
         "sft.save_dtype=bfloat16",
     ],
     "accumulated over a short epoch": ["data.size=14", "sft.epochs=2", "sft.micro_batch_size=2"],
-    "autocast, padding-free": ["sft.precision=bf16", "sft.padding_free=true"],
+    "autocast": ["sft.precision=bf16"],
     "8 bits": ["sft.optimizer=adamw_8bit", "sft.weights=bfloat16"],  # rounded by chance
     "partial_lora": ["sft=partial_lora", "partition=C", SCALED, "sft.lora_dropout=0.1"],
     "mixed": ["sft=mixed", *JOINT],

@@ -3,7 +3,6 @@
 Whole runs are in test_pipeline.py.
 """
 
-import copy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,8 +253,8 @@ def test_rows_of_a_step_are_sorted_by_length_and_stay_its_rows(tmp_path: Path):
     assert parts == batches(micro_batch_size=2)
 
 
-@pytest.mark.parametrize("way", ["llama", "mixtral", "llama, padding-free"])
-def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, kind: str):
     """All losses, gradient norms and weights to the bit, on the same rows in the same order.
 
     With the router's loss where the model is a mixture of experts.
@@ -264,10 +263,7 @@ def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
         {"prompt": f"Mia has {n} cups.", "completion": " ".join([str(n)] * (1 + n % 3))}
         for n in range(16)
     ]
-    recipe = sft(
-        batch_size=4, micro_batch_size=2, learning_rate=1e-3, padding_free=way.endswith("free")
-    )
-    kind, _, _ = way.partition(",")
+    recipe = sft(batch_size=4, micro_batch_size=2, learning_rate=1e-3)
     more = {"num_local_experts": 4, "router_aux_loss_coef": 0.5} if kind == "mixtral" else {}
     ours = tiny_trainer(tmp_path / "ours", recipe, rows, of=tiny(model_type=kind, **more))
     lengths = [len(ids) for ids in ours.train_dataset["input_ids"]]
@@ -281,7 +277,6 @@ def test_training_is_that_of_a_bare_sfttrainer(tmp_path: Path, way: str):
         processing_class=sandbox_tokenizer(),
         train_dataset=datasets_of([rows[n] for n in ordered], recipe, ["all"])["all"],
     )
-    bare.data_collator.padding_free = recipe.padding_free
     ours.train(), bare.train()
     told = [
         [(row["loss"], row["grad_norm"]) for row in one.state.log_history if "loss" in row]
@@ -450,49 +445,6 @@ def test_accelerates_configuration_does_not_change_a_recipe(
         losses.append([row.get("loss") for row in made.state.log_history])
         assert made.accelerator.mixed_precision == "no" and made.model_wrapped is made.model
     assert losses[0] == losses[1]
-
-
-BIOGPT = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-MIXES = "would attend from row to row, which changes the losses. Leave it out"
-
-
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [(kind, MIXES) for kind in ("xglm", "opt", "falcon", "mpt", "bloom", "biogpt")]
-    + [(kind, "does not support joined rows") for kind in ("qwen3_5_text", "falcon_h1", "lfm2")]
-    + [(kind, "") for kind in ("llama", "gpt_neox", "gemma3_text", "qwen3")],
-)
-def test_rows_of_one_batch_are_kept_apart_or_refused(kind: str, problem: str, tmp_path: Path):
-    """By what the model computes of them, before the first step.
-
-    The losses of the last four are those with padding.
-    """
-    rows = [
-        {"prompt": f"Mia has {n}", "completion": " ".join([str(n)] * (1 + n))} for n in range(4)
-    ]
-    fields = BIOGPT | {"model_type": kind} if kind == "biogpt" else config_of(kind).to_dict()
-    fields |= {"vocab_size": len(sandbox_tokenizer()), "pad_token_id": 2}
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    losses = []
-    for padding_free in (False, True):
-        recipe = sft(batch_size=4, steps=1, padding_free=padding_free)
-        made = tiny_trainer(tmp_path, recipe, rows, of=copy.deepcopy(model))
-        if padding_free and problem:
-            with pytest.raises(PipelineError, match=f"sft.padding_free=true: {kind} .*{problem}"):
-                made.train()
-            return
-        made.train()
-        losses.append(made.state.log_history[0]["loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_a_bpe_is_trained_on_what_is_trained_on() -> None:

@@ -27,9 +27,6 @@ REFUSED = {
         "sft=full does not use a partition. Leave partition=B out, or set sft=partial"
     ),
     "expert=math_sw sft=mixed partition=B": "sft=mixed does not use a partition",
-    "expert=math sft.padding_free=true sft.packing=true": (
-        "sft.padding_free=true: packed rows have no padding. Leave"
-    ),
     "expert=math_sw": (
         "sft=full trains on one set, but expert=math_sw has two. Set sft=mixed or sft=simultaneous"
     ),

@@ -55,6 +55,10 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
     "merge.vocabulary": (
         "mergekit-tokensurgeon transplants a vocabulary; padding of embeddings needs no key"
     ),
+    "sft.padding_free": (
+        "the rows of a step are sorted by length, so micro-batches have hardly any padding;"
+        " sft.packing=true joins plain text"
+    ),
     "merge.zero_sum": "merge=ties elects the sign of the majority where the sum is 0",
 }
 

@@ -164,9 +164,6 @@ class Sft(Knobs):
     gradient_checkpointing: bool = (
         False  # compute activations twice: less memory, a third more time
     )
-    padding_free: bool = (
-        False  # join the rows of a micro-batch without padding; a GPU needs sft.precision=bf16
-    )
     compile: bool = False  # torch.compile
     liger: bool = False  # Liger's kernels for norms, rotary embeddings and MLPs; needs a GPU
     save_dtype: str | None = knob(None, options=("float32", "bfloat16"))  # null: as trained

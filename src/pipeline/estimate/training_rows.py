@@ -310,7 +310,7 @@ def padded_row(run: Training, side: str | None = None) -> float:
     """
     sft = run.config.sft
     mean = row_tokens(run, side)
-    if sft.packing or sft.padding_free:
+    if sft.packing:
         return mean
     lengths = row_lengths(run) or assumed_lengths(mean)
     return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)

@@ -127,11 +127,6 @@ def _check_rows(config: TrainStage) -> None:
             "sft.validate_at_start=true needs validation rows. Set data.validation=N, or leave it"
             " out."
         )
-    if sft.padding_free and sft.packing:
-        raise PipelineError(
-            "sft.padding_free=true: packed rows have no padding. Leave it out, or set"
-            " sft.packing=false."
-        )
     if sft.loss_on == "assistant_turns" and sft.template != "chat":
         raise PipelineError(
             "sft.loss_on=assistant_turns needs turns. Set sft.template=chat, or"

@@ -122,14 +122,6 @@ def check_kernels(config: TrainStage) -> None:
         )
     if of_hub:
         check_hub_kernel(attention)
-    in_bfloat16 = sft.precision == "bf16" or sft.weights == "bfloat16"
-    joins_rows = in_bfloat16 and (flash or of_hub or attention == "sdpa")
-    if sft.padding_free and cuda and not joins_rows:
-        raise PipelineError(
-            f"sft.padding_free=true with {given} and sft.precision={sft.precision} would attend"
-            " through a mask over all rows. Give model.attn_implementation=sdpa and"
-            " sft.precision=bf16, or leave it out."
-        )
     if is_sharded(sft) and not cuda:
         raise PipelineError("sft.parallel=fsdp2 needs GPUs. On a CPU, give sft.parallel=ddp.")
     has_tf32 = cuda and torch.cuda.get_device_capability() >= (8, 0)

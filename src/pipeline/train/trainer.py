@@ -23,7 +23,7 @@ from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.models.shape import shape_of
 from pipeline.progress import warn
-from pipeline.train import examples, memory, steps, varlen
+from pipeline.train import examples, memory, steps
 from pipeline.train.load import Parts
 from pipeline.train.steps import side_of_step
 
@@ -42,9 +42,6 @@ def trainer_of(
 ) -> tuple[Trainer, dict[str, Any]]:
     """Build the trainer of a recipe with planned steps, and return it with facts about its rows."""
     sft = config.sft
-    uses_sdpa = config.model.attn_implementation == "sdpa"
-    if sft.padding_free and uses_sdpa and torch.cuda.is_available():
-        varlen.attend_within_rows(model)
     args = trainer_arguments(config, "text" in rows[0], bool(validation), output)
     if getattr(model.config, "num_local_experts", None) == 0:
         # Granite 4 H has no router, but TRL would add its loss
@@ -73,8 +70,6 @@ def trainer_of(
         plugin = trainer.accelerator.state.fsdp_plugin
         plugin.reshard_after_forward = not stays_gathered(trainer, config)
     trainer.remove_callback(PrinterCallback)
-    # TRL's own argument would not cut rows
-    trainer.data_collator.padding_free = sft.padding_free
     counts = {part: len(lengths) for part, lengths in trainer.lengths.items()}
     turns, unused = steps.steps_of(sft, counts)
     plan_steps(trainer.args, sft, sum(turns.values()))
@@ -123,7 +118,7 @@ class Trainer(SFTTrainer):
     def __init__(
         self, *, sft: Sft, parts: Parts, train_dataset: dict[str, Any], **keywords: Any
     ) -> None:
-        self.sft, self.parts, self.turn, self.rows_are_apart = sft, parts, "", False
+        self.sft, self.parts, self.turn = sft, parts, ""
         first, *others = train_dataset
         super().__init__(train_dataset=train_dataset[first], **keywords)
         # TRL averages the loss over all tokens of a step, which not all models could do themselves
@@ -152,7 +147,6 @@ class Trainer(SFTTrainer):
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **keywords: Any) -> dict[str, float]:
         """Return the metrics; for a joint set, each side's loss and their mean."""
-        self.refuse_mixed_rows()
         metrics = super().evaluate(eval_dataset, *args, **keywords)
         for module in cast(Any, self.model).modules():
             if isinstance(module, FSDPModule):  # no backward pass frees the gathered weights
@@ -163,17 +157,8 @@ class Trainer(SFTTrainer):
             self.log({name: value for name, value in metrics.items() if name.endswith("_loss")})
         return metrics
 
-    def refuse_mixed_rows(self) -> None:
-        """Raise PipelineError, before the first step, if sft.padding_free changes the results."""
-        if self.sft.padding_free and not self.rows_are_apart:
-            with self.compute_loss_context_manager():
-                ids = next(iter(self.sets.values()))[0]["input_ids"]
-                varlen.refuse_mixed_rows(self.model, self.data_collator, ids)
-            self.rows_are_apart = True
-
     def training_step(self, *args: Any, **keywords: Any) -> torch.Tensor:
         """Train the part whose turn the step is, on a micro-batch."""
-        self.refuse_mixed_rows()
         model: Any = self.model
         turn = side_of_step(self.state.global_step, self.sft.steps_per_switch, [*self.parts])
         if turn != self.turn:
