@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def forget() -> None:
     """Forget what a process has read of installed packages."""
-    for cached in (extensions.extensions, extensions.merge_method, benchmarks._of_package):
+    for cached in (extensions.extensions, benchmarks._of_package):
         cached.cache_clear()
     for name in [name for name in sys.modules if name.startswith("example_")]:
         del sys.modules[name]
@@ -229,7 +229,6 @@ class Mine(TaskVectors):
     def change(self, vectors, name, start):
         return vectors[0]
 """
-PLACE = "of package example-broken 0.9"
 
 
 def write_broken(site: Path, source: str, group: str = "merge_methods") -> Path:
@@ -241,57 +240,6 @@ def write_broken(site: Path, source: str, group: str = "merge_methods") -> Path:
     )
     (site / "example_broken.py").write_text(source)
     return site
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        (
-            "import numpy as np",
-            "import nonsense",
-            "cannot be imported .ModuleNotFoundError: No module",
-        ),
-        ("class Mine", "class Yours", "cannot be imported .AttributeError: .*Mine"),
-        (
-            "(TaskVectors)",
-            "",
-            "example_broken:Mine is not a dataclass of pipeline.config.merging.Merge",
-        ),
-        ('"broken"', '"other"', 'Mine must have method: str = "broken"'),
-        ("vectors[0]", "vectors[0].astype(np.float64)", "is float64 .*, not float32"),
-    ],
-)
-def test_a_broken_method_is_one_sentence_that_names_the_package(
-    before: str,
-    after: str,
-    words: str,
-    install: Callable[[Path], None],
-    tmp_path: Path,
-    models: dict[str, list[Path]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert before in METHOD
-    install(write_broken(tmp_path / "site", METHOD.replace(before, after)))
-    further = ["merge=broken", f"runs_dir={tmp_path / 'runs'}", "tracking.mode=disabled"]
-    with pytest.raises(PipelineError, match=f"{PLACE}.*{words}|{words}.*{PLACE}") as raised:
-        from pipeline.launch.launchers import make_single_run
-
-        make_single_run(compose(merge_words(models, *further)))  # type: ignore[arg-type]
-    assert "\n" not in str(raised.value)
-
-
-def test_two_packages_with_one_name_are_refused(
-    install: Callable[[Path], None], tmp_path: Path
-) -> None:
-    site = write_broken(tmp_path / "site", METHOD)
-    other = site / "example_other-1.0.dist-info"
-    shutil.copytree(site / "example_broken-0.9.dist-info", other)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: example-other\nVersion: 1.0\n")
-    install(site)
-    with pytest.raises(
-        PipelineError, match="broken is declared by example-.* and example-.*. Uninstall"
-    ):
-        compose(["stage=merge", "merge=broken", "merge.experts=[a,b]"])
 
 
 def test_packages_are_listed_and_not_imported_until_used(

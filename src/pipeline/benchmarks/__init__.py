@@ -17,7 +17,7 @@ from pipeline.benchmarks.benchmark import Benchmark, Kind
 from pipeline.benchmarks.described import read_benchmark
 from pipeline.benchmarks.harness import harness_benchmark
 from pipeline.config.extensions import BENCHMARKS as ENTRY_POINTS
-from pipeline.config.extensions import extensions
+from pipeline.config.extensions import extensions, outside_core, package_of
 from pipeline.config.harness_tasks import explain_tag, harness_index
 from pipeline.errors import PipelineError, close_matches
 
@@ -46,25 +46,15 @@ def find_benchmark(task: str) -> Benchmark | None:
 
 @cache
 def _of_package(task: str) -> Benchmark | None:
-    """Return the benchmark of another package whose name is the task or the task's beginning.
-
-    Raises:
-        PipelineError: the package cannot be imported, or does not declare a benchmark of the name.
-    """
-    declared = extensions(ENTRY_POINTS)
-    names = [name for name in declared if f"{task}_".startswith(f"{name}_")]
+    """Return the benchmark of another package whose name is the task or the task's beginning."""
+    names = [name for name in extensions(ENTRY_POINTS) if f"{task}_".startswith(f"{name}_")]
     if not names:
         return None
-    extension = declared[max(names, key=len)]
-    record = extension.load()
-    if not isinstance(record, Benchmark) or record.name != extension.name:
-        raise PipelineError(
-            f"benchmark {extension.name} of package {extension.package}: {extension.entry.value} is"
-            f" not a Benchmark with name={extension.name!r}. Correct the package."
-        )
+    name = max(names, key=len)
+    record: Benchmark = outside_core(ENTRY_POINTS, name)
     if task not in record.tasks:
         return None
-    return replace(record, package=extension.package)
+    return replace(record, package=package_of(ENTRY_POINTS, name))
 
 
 def benchmark_of(task: str) -> Benchmark:

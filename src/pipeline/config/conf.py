@@ -21,8 +21,8 @@ from pipeline.config.extensions import (
     MERGE_METHODS,
     STAGES,
     extensions,
-    merge_method,
-    stage_of_package,
+    outside_core,
+    package_of,
 )
 from pipeline.config.knob import Tree, Words
 from pipeline.config.merging import Merge
@@ -295,7 +295,19 @@ def merge(tree: Tree, part: Mapping[str, Any]) -> None:
 
 def stage_class(name: str) -> type[Stage] | None:
     """Return the configuration of a stage of any package, or None."""
-    return OWN_STAGES.get(name) or stage_of_package(name)
+    if name in extensions(STAGES):
+        kind: type[Stage] = outside_core(STAGES, name)
+        return kind
+    return OWN_STAGES.get(name)
+
+
+def merge_method(name: str) -> type[Merge] | None:
+    """Return the dataclass of a merge method of any package, or None."""
+    if name not in extensions(MERGE_METHODS):
+        return METHODS.get(name)
+    kind: type[Merge] = outside_core(MERGE_METHODS, name)
+    kind.package = package_of(MERGE_METHODS, name)
+    return kind
 
 
 def method_of(name: str | None) -> type[Merge] | None:
@@ -304,14 +316,13 @@ def method_of(name: str | None) -> type[Merge] | None:
     The method is named in the option's file, or comes from another package.
     """
     if name is None or name in METHODS or option_file("merge", name) is None:
-        return METHODS.get(name or "") or merge_method(name or "")
+        return merge_method(name or "")
     return method_of_knobs(option("merge", name)["merge"])
 
 
 def method_of_knobs(knobs: Words) -> type[Merge] | None:
     """Return the dataclass of a merge's settings, by its method, or None."""
-    method = str(knobs.get("method"))
-    return METHODS.get(method) or merge_method(method)
+    return merge_method(str(knobs.get("method")))
 
 
 def groups_read(stage: str) -> list[str]:

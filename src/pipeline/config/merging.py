@@ -179,19 +179,6 @@ class Merge(Knobs):
         return ", ".join(parts)
 
 
-def check_method(kind: type[Merge], name: str, where: str) -> None:
-    """Check that a class is the method of this name.
-
-    Raises:
-        PipelineError: it is not. The message names the place.
-    """
-    if kind.method != name:
-        raise PipelineError(f'{where}: {kind.__name__} must have method: str = "{name}"')
-    for required in ("references", "write_folder" if kind.writes_folder else "decide"):
-        if getattr(kind, required) is getattr(Merge, required):
-            raise PipelineError(f"{where}: {kind.__name__} lacks {required}()")
-
-
 def numbered_references(experts: Sequence[Any]) -> References:
     """Return the references of merge.experts: roles "0", "1", ... in their order."""
     return {str(index): ("merge.experts", expert) for index, expert in enumerate(experts)}

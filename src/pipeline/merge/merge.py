@@ -287,29 +287,11 @@ class Merging:
 
     def _rows(self, name: str) -> Rows:
         """Return the float32 rows of a tensor of the result, without padding."""
-        method, package = self.method, self.config.package
+        method = self.method
         if method.formula is None or name in method.weights:
             parts = [(weight, self.sources[role]) for role, weight in method.weights[name].items()]
             return partial(weighted_sum, parts, name)
-        computed = method.formula(name)
-        if not package:
-            return computed
-        columns = arrays.matrix(self.layout.info(name).shape)[1]
-
-        def checked(start: int, stop: int) -> np.ndarray:
-            values = computed(start, stop)
-            expected = (stop - start, columns)
-            dtype = getattr(values, "dtype", type(values).__name__)
-            shape = np.shape(values)
-            is_array = isinstance(values, np.ndarray)
-            if not is_array or dtype != np.float32 or shape != expected:
-                raise PipelineError(
-                    f"merge={self.config.method} of package {package}: {name} is {dtype} {shape},"
-                    f" not float32 {expected}. Report it to the package's authors."
-                )
-            return values
-
-        return checked
+        return method.formula(name)
 
     def _values(self, name: str) -> Iterator[np.ndarray]:
         """Yield a tensor of the result in float32, piece by piece, padding last."""
