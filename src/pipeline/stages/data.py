@@ -10,16 +10,18 @@ from pipeline import languages
 from pipeline.benchmarks import find_benchmark, scored_files
 from pipeline.benchmarks.harness import scored_rows
 from pipeline.config import conf
-from pipeline.config.data import Data, Source
+from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.mixture import check_sources, files_read
+from pipeline.data.small_world import LARGEST
 from pipeline.errors import PipelineError, suggest
 from pipeline.hub.lock import digest_of, read_lock
 from pipeline.runs.run import External, Parent, Run
 from pipeline.stages.hub_inputs import benchmark_sources
 from pipeline.stages.lengths import is_here
 from pipeline.stages.resolver import Draft, Resolver
-from pipeline.stages.world import check_items, refuse_items, small_world
+
+SCRIPT = "python scripts/make_small_world.py FOLDER"  # for data_root=FOLDER
 
 
 def build(config: DataStage, resolver: Resolver) -> Draft:
@@ -132,8 +134,6 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     """
     if config.expert.world is not None:
         return {}
-    if config.expert.items is not None and config.data_root is None:
-        small_world(None)
     benchmarks = config.data.benchmarks
     has_folder = benchmarks not in (None, "none")
     if has_folder and not any(scored_files(Path(benchmarks or "")).values()):
@@ -144,14 +144,27 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     if config.data_root is None:
         return local_sources(config)
     data_root = resolver.data_root(config.data_root)
-    refuse_items(data_root or Path(config.data_root))
-    if config.expert.items is not None:
-        return {"data_root": small_world(data_root)}
     if data_root is None:
         folder = Path(config.data_root)
         files = files_read(config.expert.sources, folder)
         data_root = External.of_files(folder, files)
     return {"data_root": data_root}
+
+
+def check_items(expert: Expert) -> None:
+    """Raise PipelineError if more items of the small world are requested than ship."""
+    counts = {}
+    if expert.world:
+        counts = {"world.items": expert.world.items}
+    if expert.items:
+        counts |= {"items.dev": expert.items.dev, "items.test": expert.items.test}
+    for name, items in counts.items():
+        if items > LARGEST:
+            raise PipelineError(
+                f"expert.{name}={items}: {LARGEST} items per benchmark and language ship with the"
+                f" program. Lower it, or set data_root=FOLDER, written by {SCRIPT} --items {items}"
+                f" --dev-items {items}"
+            )
 
 
 def local_sources(config: DataStage) -> dict[str, Parent]:
