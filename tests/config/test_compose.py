@@ -160,7 +160,7 @@ REFUSED = {
         " or remove"
     ),
     # an unknown key, with + too
-    "stage=eval languages=[en, sw]": "Quote a value with brackets or spaces: 'languages=[en,sw]'",
+    "stage=eval languages=[en, sw]": "Quote a value with brackets, braces, spaces or =, for",
     SFT + "+sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "learning_rate=1e-4": "unknown key learning_rate: did you mean sft.learning_rate?",
     SFT + "lr=1e-4": ("unknown key lr: there are data, data_root,"),
@@ -268,9 +268,7 @@ REFUSED = {
     "stage=merge +merge=layer_swap": (
         "+merge=layer_swap: choose an option without a plus: merge=layer_swap"
     ),
-    "stage=merge merge=task_arithmetic merge.scale=~": (
-        "is not an override. Write null: merge.scale=null"
-    ),
+    "stage=merge merge=task_arithmetic merge.scale=~": ("is not an override. Write key=value"),
     # hardware and exports
     "stage=sft expert=sw hardware=a100_80": "did you mean a100_80x8 or a100_80x1",
     "stage=sft expert=sw hardware=": ("there are a100_40x1, a100_40x8, a100_80x1, a100_80x8, cpu,"),
@@ -303,9 +301,9 @@ REFUSED = {
     # no key=value at all
     "expert": "'expert' is not an override. Write key=value",
     "launcher.options=[--constraint=a100,-x]": (
-        "Quote an = inside brackets: 'launcher.options=[\"--constraint=a100\",-x]'"
+        "Quote a value with brackets, braces, spaces or =, for example"
     ),
-    "expert.sources.own.prompt={q}": """Quote the value too: 'expert.sources.own.prompt="{q}"'""",
+    "expert.sources.own.prompt={q}": "Quote a value with brackets, braces, spaces or =",
     "launcher.options=[--a=b": "'launcher.options=[--a=b' is not an override. Write key=value",
     SFT + "~seed": "'~seed' removes a required key. Write seed=value",
     SFT + "seed=0,1": (

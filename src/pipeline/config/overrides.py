@@ -137,21 +137,10 @@ def parse_override(text: str, sweep: bool = False) -> Override:
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        key, _, value = text.partition("=")
-        quoted = re.sub(r"""[^][{},:\s"']*=[^][{},\s"']*""", r'"\g<0>"', value)
-        if value[:1] in ("[", "{") and quoted != value and is_override(f"{key}={quoted}"):
-            raise PipelineError(
-                f"{text!r} is not an override. Quote an = inside brackets: '{key}={quoted}'"
-            ) from error
-        if value == "~":
-            raise PipelineError(f"{text!r} is not an override. Write null: {key}=null") from error
-        if value and not re.match(r"\[|{.*:", value) and is_override(f'{key}="{value}"'):
-            raise PipelineError(
-                f"""{text!r} is not an override. Quote the value too: '{key}="{value}"'"""
-            ) from error
         raise PipelineError(
             f"{text!r} is not an override. Write key=value, for example stage=sft expert=math."
-            " Quote a value with brackets or spaces: 'languages=[en,sw]'"
+            " Quote a value with brackets, braces, spaces or =, for example 'languages=[en,sw]' or"
+            " 'launcher.options=[\"--a=b\"]'"
         ) from error
     key = override.key_or_group
     if text.startswith("+") and key in conf.groups():
@@ -178,14 +167,6 @@ def parse_override(text: str, sweep: bool = False) -> Override:
     if key.partition(".")[0] == "hydra" and not sweep:
         raise PipelineError(f"{text}: Hydra's own settings are read with -m only.")
     return override
-
-
-def is_override(text: str) -> bool:
-    """Return True if Hydra's grammar accepts a word."""
-    try:
-        return bool(OverridesParser.create().parse_override(text))
-    except HydraException:
-        return False
 
 
 def sweep_jobs(typed_words: list[str]) -> list[list[str]]:
