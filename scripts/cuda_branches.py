@@ -122,7 +122,7 @@ STAND_INS = {
         "CUBLAS_WORKSPACE_CONFIG",
     ),
     "train/load.py::check_kernels": StandIn(
-        HERE + "test_kernels_that_a_gpu_lacks", "is_flash_attn_"
+        HERE + "test_kernels_that_a_gpu_lacks", "get_device_capability"
     ),
     "train/trainer.py::trainer_arguments": StandIn(TRAINER, "use_cpu="),
     "train/trainer.py::Trainer.autocast_smart_context_manager": StandIn(
@@ -152,7 +152,7 @@ LINES = {
     "evaluate/torch_backend.py::TorchBackend._fit_rows": 3,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
     "launch/in_process.py::refuse_without_gpus": 5,
-    "train/load.py::check_kernels": 5,
+    "train/load.py::check_kernels": 2,
     "train/trainer.py::trainer_arguments": 2,
 }
 # Code of libraries that runs only with CUDA

@@ -11,19 +11,16 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import import_utils
 
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import LLAMA_MATRICES, Partition, Sft, refuse_unknown_targets
 from pipeline.data.sources import Example
 from pipeline.errors import PipelineError
-from pipeline.hub.lock import cached_snapshot
 from pipeline.hub.models import local_folder
 from pipeline.models import load
 from pipeline.models.anatomy import anatomy, plain_name, towers
@@ -103,25 +100,12 @@ def check_base(base: Path, tokenizer: Any, rows: Sequence[Example] = ()) -> None
 
 
 def check_kernels(config: TrainStage) -> None:
-    """Check that this machine has the kernels of a recipe, and can shard its model.
+    """Check that this machine has what a recipe needs and no library checks.
 
     Raises:
-        PipelineError: a kernel is not installed, or this machine cannot run it.
+        PipelineError: shards or products in TF32 without such a GPU, or Liger without a GPU.
     """
-    sft, attention, cuda = config.sft, config.model.attn_implementation, torch.cuda.is_available()
-    given = f"model.attn_implementation={attention}"
-    of_hub = attention.startswith("kernels-community/")
-    flash = attention.startswith("flash_attention_")
-    if (flash or of_hub) and not cuda:
-        raise PipelineError(f"{given} needs a GPU. Give model.attn_implementation=sdpa.")
-    if flash and not getattr(import_utils, f"is_flash_attn_{attention[-1]}_available")():
-        raise PipelineError(
-            f"{given}: this FlashAttention is not installed. Run pip install flash-attn, give"
-            " model.attn_implementation=sdpa, or name a kernel,"
-            " kernels-community/flash-attn2@COMMIT."
-        )
-    if of_hub:
-        check_hub_kernel(attention)
+    sft, cuda = config.sft, torch.cuda.is_available()
     if is_sharded(sft) and not cuda:
         raise PipelineError("sft.parallel=fsdp2 needs GPUs. On a CPU, give sft.parallel=ddp.")
     has_tf32 = cuda and torch.cuda.get_device_capability() >= (8, 0)
@@ -133,32 +117,6 @@ def check_kernels(config: TrainStage) -> None:
         raise PipelineError(
             "sft.liger=true needs a GPU and Liger. Run pip install 'cross-lingual-merging[liger]'."
         )
-    if not sft.compile:
-        return
-    if cuda:
-        needed, is_installed = "Triton (pip install triton)", bool(find_spec("triton"))
-    else:
-        needed = "a C++ compiler (apt-get install g++)"
-        is_installed = any(map(which, ("c++", "g++", "clang++")))
-    if not is_installed:
-        raise PipelineError(
-            f"sft.compile=true needs {needed}. Install it, or leave sft.compile out."
-        )
-
-
-def check_hub_kernel(attention: str) -> None:
-    """Raise PipelineError unless a kernel's commit is in the Hub's cache.
-
-    The run's hash names the commit, and a job may have no network.
-    """
-    repository, _, commit = attention.partition("@")
-    if find_spec("kernels") and cached_snapshot("model", repository, commit).is_dir():
-        return
-    raise PipelineError(
-        f"model.attn_implementation={attention} needs the package kernels (pip install kernels),"
-        " and the commit in the Hub's cache. Fetch it on a node that reaches the Hub: hf download"
-        f" {repository} --revision {commit}"
-    )
 
 
 def make_bpe(examples: list[Example], vocab_size: int) -> Any:
@@ -210,12 +168,13 @@ def load_model(run: Run[TrainStage], tokenizer: Any, base: Path | None) -> Any:
     assert base is not None
     try:
         loaded = load.load_model(base, dtype=dtype, **attention)
-    except (OSError, ValueError, RuntimeError) as error:
-        # Gemma 2 and other models with capped scores only support eager
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        # Gemma 2 and other models with capped scores only support eager. A kernel may be missing
         raise PipelineError(
             f"model.path={base} could not be loaded with"
-            f" model.attn_implementation={model.attn_implementation}: {one_line(str(error))}. If"
-            " the model does not support it, set model.attn_implementation=eager."
+            f" model.attn_implementation={model.attn_implementation}:"
+            f" {one_line(str(error)).rstrip('.')}. Set model.attn_implementation=sdpa, or eager if"
+            " the model does not support it."
         ) from error
     if run.config.sft.eos_token is not None:
         loaded.config.eos_token_id = tokenizer.eos_token_id
