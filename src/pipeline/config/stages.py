@@ -332,7 +332,6 @@ class Plan(Knobs):
     gpus: int = knob(1, ge=1)
     lines: int = knob(0, ge=0)  # list this many runs, and all notes in full
     keys: bool = False  # also list which keys of `every` enter run hashes
-    prompts: bool = False  # also check that prompts fit their models: reads data and tokenizers
     expand: bool = (
         False  # only print the full table as YAML: inherited keys filled in, a study expanded
     )

@@ -49,7 +49,7 @@ class Tracker:
         """Log rows whose columns are numbers or texts, with None for missing values."""
         import wandb
 
-        self._call(lambda run: run.log({name: wandb.Table(columns=columns, data=rows)}))
+        self._call(lambda run: run.log({name: wandb.Table(columns=[*columns], data=rows)}))
 
     def figure(self, path: Path) -> None:
         """Log an SVG file, which W&B shows as HTML, under the name of the file."""
