@@ -144,9 +144,7 @@ class History:
             return False
         return (seconds or 0.0) > DAY or (memory_here(run, row=0) or 0.0) > cpu.memory()
 
-    def sum(
-        self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] = {}
-    ) -> tuple[str, str]:
+    def sum(self, runs: Sequence[Run], workers: int = 1) -> tuple[str, str]:
         """Return the time that runs take together, and a text about the runs that it leaves out.
 
         The time is "?" if no run's time is known.
@@ -154,14 +152,11 @@ class History:
         Args:
             runs: The runs, with parents before children if there are several workers.
             workers: The number of workers.
-            left: The remaining seconds of runs in progress, by their hashes.
         """
         known: list[tuple[Run, float]] = []
         needing = unknown = 0
         for run in runs:
-            seconds = left.get(run.hash)
-            if seconds is None:
-                seconds = self.predict(run)
+            seconds = self.predict(run)
             if self.needs_gpu(run, seconds):
                 needing += 1
             elif seconds is None:
