@@ -45,7 +45,6 @@ from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
 from pipeline.stages.training import about_default_rate
 from pipeline.tables.overrides import describe_every_keys
-from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning, expanded_text
 from pipeline.text import align_columns, pluralize
 from pipeline.train.memory import emulated
@@ -123,7 +122,6 @@ def show_table_plan(config: PlanStage) -> str:
         without=without,
     )
     appendix = [claim.text() for claim in claims]
-    appendix += published_lines(planning.plan)
     if config.plan.keys:
         appendix += describe_every_keys(planning, runs)
     return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting)
@@ -218,7 +216,7 @@ def plan_text(
     next_command = overview.next
     if not reasons and not fix:
         next_command = next_command.replace("stage=table", "stage=report")
-    takes = duration_text(config, runs, remaining, bill, history, bool(fix)) + overview.without
+    takes = duration_text(config, runs, remaining, bill, history) + overview.without
     overview = replace(
         overview,
         fix=fix,
@@ -248,7 +246,6 @@ def duration_text(
     remaining: Sequence[Run],
     bill: Bill | None,
     history: History,
-    has_problems: bool,
 ) -> str:
     """Return how long the remaining runs take, in GPU-hours or on this machine."""
     if bill is not None and bill.kinds:
@@ -256,21 +253,16 @@ def duration_text(
     if bill and bill.unknown:
         return f"Unknown GPU-hours, of {bill.left_out()[0]}"
     if not remaining:
-        if has_problems:
-            return "All that can be planned is computed"
         return "Nothing is left to compute"
     workers = 1
     if config.launcher.name == "local":
         workers = workers_of(config.launcher, runs)
     time, unknown = history.sum(remaining, workers)
-    if time == "?":
-        takes = "Unknown time"
-    elif time == NEEDS_GPU:
-        takes = f"This {NEEDS_GPU}: add hardware=NAME for its hours"
-    else:
-        takes = time[0].upper() + time[1:]
-    if time.startswith("about"):
-        takes += " on this machine"
+    if time == NEEDS_GPU:
+        return f"This {NEEDS_GPU}: add hardware=NAME for its hours"
+    takes = "Unknown time"
+    if time != "?":
+        takes = f"{time[0].upper()}{time[1:]} on this machine"
         if workers > 1:
             takes += f" with {workers} workers"
     if unknown:
@@ -371,23 +363,4 @@ def show_runs(
     omitted = len(runs) - max_lines
     if omitted > 0:
         lines.append(f"and {omitted} more; plan.lines={len(runs)} lists all")
-    return lines
-
-
-def published_lines(plan: TablePlan) -> list[str]:
-    """Return one line per published table.
-
-    It counts the cells with a published number, and names the rows and columns without one.
-    """
-    counts = Counter(cell.published[0] for cell in plan.cells.values() if cell.published)
-    lines = []
-    for key, count in counts.items():
-        absent: dict[str, None] = {}
-        for table, row, column in plan.unprinted:
-            if table == key:
-                absent[f"{row} {column}"] = None
-        suffix = ""
-        if absent:
-            suffix = f"; not printed there, so left empty: {', '.join(absent)}"
-        lines.append(f"published: {key} for {pluralize(count, 'cell')}{suffix}")
     return lines
