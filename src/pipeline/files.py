@@ -226,6 +226,8 @@ def readable_yaml(file: str | Path) -> Iterator[None]:
     except yaml.YAMLError as error:
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
         mark = getattr(error, "problem_mark", None)
+        if "expected ',' or" in problem:
+            mark = getattr(error, "context_mark", mark)  # where the bracket was opened
         if mark:
             place += f", line {mark.line + 1}"
         raise PipelineError(f"{place}: invalid YAML ({problem}). {remedy}") from error

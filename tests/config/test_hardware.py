@@ -181,7 +181,7 @@ def test_what_no_gpu_or_memory_here_holds_stops_before_fetching(
     assert first.startswith(
         "math-full-s0: recipe=layer_swapping_math_1 mixture=layer_swapping, 40,000 rows in 10,000"
         " steps, "
-    ) and first.endswith("GPU-hours")
+    )
     assert (
         told.status == 1
         and "GB of memory, and this machine has 64 and no GPU. Run it on a node with" in error

@@ -24,7 +24,7 @@ TORCH_ERROR = (
     ("error", "reason"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-        (RuntimeError(TORCH_ERROR), "file write failed"),
+        (RuntimeError(TORCH_ERROR), "No space left on device"),
     ],
 )
 def test_a_full_disk_is_named(

@@ -47,7 +47,7 @@ def test_what_a_run_reference_means(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert one.name in str(refused.value) and two.name in str(refused.value)
     assert "checkpoint=math means more than one run" in str(refused.value)
     with pytest.raises(
-        PipelineError, match="mth-a is not a finished run of .*: did you mean math-a or math-b?"
+        PipelineError, match="mth-a is not a finished run of .*: did you mean math-a"
     ):
         find_run("mth-a", tmp_path, "checkpoint")
 

@@ -14,10 +14,8 @@ from pipeline.errors import PipelineError
 from pipeline.runs.run import Run
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# in the messages of the system and of torch
-SIGNS = (
-    *map(os.strerror, FULL),
-    *(f"os error {code}" for code in FULL),
+# messages of torch without the system's error
+TORCH_SIGNS = (
     "PytorchStreamWriter failed writing",
     "iostream error",
     "file write failed",
@@ -65,7 +63,8 @@ def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
     needed = sum(sizes.values()) + SPARE_BYTES
     free = shutil.disk_usage(run.runs_dir).free
     if free < needed:
-        parts = [f"{gigabytes(size)} {purpose}" for purpose, size in sizes.items()]
+        parts = [f"{gigabytes(SPARE_BYTES)} spare"]
+        parts += [f"{gigabytes(size)} {purpose}" for purpose, size in sizes.items()]
         raise PipelineError(
             f"runs_dir={run.runs_dir} is too full for {run.label}: {gigabytes(free)} GB free, about"
             f" {gigabytes(needed)} GB needed ({', '.join(parts)}); {FREE_SOME} runs_dir"
@@ -74,6 +73,20 @@ def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
 
 def gigabytes(size: int) -> str:
     return f"{size / 2**30:.1f}"
+
+
+def disk_full_reason(error: BaseException) -> str | None:
+    """Return why a write failed: a full disk, a used-up quota, or a file that is too large.
+
+    None for other errors. Libraries wrap the system's errors, so that texts are compared.
+    """
+    text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
+    for code in FULL:
+        if os.strerror(code) in text or f"os error {code}" in text:
+            return os.strerror(code)
+    if any(sign in text for sign in TORCH_SIGNS):
+        return os.strerror(errno.ENOSPC)
+    return None
 
 
 @contextmanager
@@ -85,11 +98,11 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
-        if isinstance(error, PipelineError) or not any(sign in text for sign in SIGNS):
+        reason = disk_full_reason(error)
+        if reason is None or isinstance(error, PipelineError):
             raise
         raise PipelineError(
-            f"{error}: {', '.join(describe_disks(runs_dir))}; {FREE_SOME} runs_dir; nothing was"
+            f"{reason}: {', '.join(describe_disks(runs_dir))}; {FREE_SOME} runs_dir; nothing was"
             " published"
         ) from error
 
