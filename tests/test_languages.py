@@ -155,10 +155,10 @@ def test_a_language_of_ones_own_is_scored_and_decides_the_hash(
         ("name: Kupsabiny\n", "must have name and flores"),
         (
             OWN + "script: LATIN\n",
-            "script is not a field of a language; there are aya, aya_codes, flores",
+            "script='LATIN': Unexpected keyword argument. The fields are aya, aya_codes, flores",
         ),
-        (OWN.replace("[LATIN]", "LATIN"), "scripts='LATIN' must be a list of text"),
-        (OWN.replace("Kupsabiny", "no"), "name=False must be text"),
+        (OWN.replace("[LATIN]", "LATIN"), "scripts='LATIN': Input should be a valid tuple"),
+        (OWN.replace("Kupsabiny", "no"), "name=False: Input should be a valid string"),
         ("[", "kpz.yaml, line 1: invalid YAML"),
     ],
 )

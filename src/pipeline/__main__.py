@@ -150,31 +150,31 @@ def run_multirun(arguments: list[str]) -> int:
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
-    if not all(isinstance(config, RunStage) for config in configs):
-        return worst_status(
-            [
-                run_stage(partial(replace, config), partial(print_answer, arguments))
-                for config in configs
-            ]
-        )
-    statuses: list[int] = []
+    if isinstance(configs[0], RunStage):
+        return run_stage(lambda: configs[0], partial(make_all, configs))
+    answer = partial(print_answer, arguments)
+    return worst_status([run_stage(partial(replace, config), answer) for config in configs])
 
-    def make_all(_: Stage, result: Callable[[str], None]) -> None:
-        runs, lease_error = [build(config) for config in configs], None
-        try:
-            with executor_for(configs[0].launcher, runs) as execute:
-                failed = execute(runs)
-        except Held as error:
-            lease_error, failed = error, error.failed
-        for folder in dict.fromkeys(run.folder for run in runs if why_not_finished(run) is None):
-            result(str(folder))
-        for name, reason in failed.items():
-            print(f"error: {name}: {reason}", file=sys.stderr)
-        if lease_error is not None:
-            print(lease_error, file=sys.stderr)
-        statuses.append(1 if failed else UNFINISHED if lease_error else 0)
 
-    return worst_status([run_stage(lambda: configs[0], make_all), *statuses])
+def make_all(configs: Sequence[Any], _: Stage, result: Callable[[str], None]) -> None:
+    """Compute the runs of several configurations, and print the folders of the finished runs.
+
+    Raises:
+        PipelineError: runs failed. It has the reasons.
+        Held: no run failed, but runs are unfinished.
+    """
+    runs, held = [build(config) for config in configs], None
+    try:
+        with executor_for(configs[0].launcher, runs) as execute:
+            failed = execute(runs)
+    except Held as error:
+        held, failed = error, error.failed
+    for folder in dict.fromkeys(run.folder for run in runs if why_not_finished(run) is None):
+        result(str(folder))
+    if failed:
+        raise PipelineError(*[f"{name}: {reason}" for name, reason in failed.items()])
+    if held:
+        raise held
 
 
 def worst_status(statuses: Iterable[int]) -> int:

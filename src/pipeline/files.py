@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -23,24 +22,6 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; it holds no results
-# Part of a YAML parser's message -> the remedy. For some messages the context names the place.
-YAML_REMEDIES = {
-    "duplicate key": "Write it once",
-    "mapping values": "Put a text with a colon in quotes",
-    "block end": "Indent the keys of a mapping alike",
-    "expected key": "Indent the keys of a mapping alike",
-    "cannot start any token": (
-        "Indent with spaces instead of tabs, and put a text that begins so in quotes"
-    ),
-    "undefined alias": "Put a text that begins with * in quotes",
-}
-YAML_OPENED = {
-    "',' or": "Close the bracket",
-    "stream": "Close the quote",
-    "expected ':'": "Write KEY: VALUE",
-}
-# for example a number of 5,000 digits
-VALUE_ERRORS = (ValueError, KeyError, IndexError, AttributeError)
 MOST_BYTES = 20_000_000  # maximum size of a YAML file
 MOST_ENTRIES = 1_000_000  # maximum entries of a YAML file with resolved aliases
 DIGESTS_FOLDER = ".digests"  # folder in runs_dir
@@ -101,26 +82,6 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
 def write_atomically(path: Path, text: str, durable: bool = True) -> None:
     with replacing(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def move_folder(folder: Path, target: Path) -> None:
-    """Rename a folder.
-
-    Some file systems cannot, for example an overlay for its lower layer. The folder is then copied
-    next to the target, the copy is renamed, and the source is deleted.
-    """
-    try:
-        os.rename(folder, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
-        try:
-            shutil.copytree(folder, temporary, symlinks=True)
-            os.rename(temporary, target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sha256(path: Path) -> str:
@@ -251,36 +212,28 @@ def content_hash(paths: list[Path], root: Path) -> str:
 
 @contextmanager
 def readable_yaml(file: str | Path) -> Iterator[None]:
-    """Turn errors of the enclosed YAML parsing into a PipelineError.
-
-    The error names the line, the problem and the remedy.
-    """
+    """Turn errors of the enclosed YAML parsing into a PipelineError that names the line."""
     import yaml
 
+    remedy = "Indent with spaces, write each key once, and put a text with : * [ { or # in quotes."
+    place = str(file)
     try:
         yield
+    except PipelineError:
+        raise
     except UnicodeDecodeError as error:
         raise PipelineError(f"{file} is not UTF-8 ({error}). Save it as UTF-8.") from error
-    except (ValueError, LookupError, AttributeError) as error:
-        if type(error) not in VALUE_ERRORS:
-            raise
-        raise PipelineError(f"{file}: invalid YAML ({error}). Put the value in quotes.") from error
-    except RecursionError as error:
-        raise PipelineError(
-            f"{file}: invalid YAML (too many nested brackets). Correct it."
-        ) from error
     except yaml.YAMLError as error:
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        opened = next((remedy for part, remedy in YAML_OPENED.items() if part in problem), "")
-        remedies = [text for part, text in YAML_REMEDIES.items() if part in problem]
-        remedy = opened or next(iter(remedies), "Correct it")
-        mark = getattr(error, "context_mark" if opened else "problem_mark", None)
-        if mark is None:
-            place = file
-        else:
-            named = mark.name if Path(mark.name).is_file() else file
-            place = f"{named}, line {mark.line + 1}"
-        raise PipelineError(f"{place}: invalid YAML ({problem}). {remedy}.") from error
+        mark = getattr(error, "problem_mark", None)
+        if "expected ',' or" in problem:
+            mark = getattr(error, "context_mark", mark)  # where the bracket was opened
+        if mark:
+            place += f", line {mark.line + 1}"
+        raise PipelineError(f"{place}: invalid YAML ({problem}). {remedy}") from error
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:
+        # for example a number of 5,000 digits, or too many nested brackets
+        raise PipelineError(f"{place}: invalid YAML ({error}). {remedy}") from error
 
 
 def check_aliases(text: str) -> str:

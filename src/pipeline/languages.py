@@ -145,19 +145,15 @@ def all_languages() -> Iterator[Language]:
 
 def suggest_language(code: str) -> str:
     """Return a hint for an unknown code: close matches, and how to add a language."""
-    spellings: dict[str, Language] = {}
+    known: dict[str, Language] = {}
     for entry in all_languages():
-        for spelling in (entry.code, entry.name, entry.aya, entry.flores, *entry.aya_codes):
-            spellings.setdefault(spelling.lower(), entry)
+        known[entry.code] = known[entry.name.lower()] = entry
     lowered = code.lower()  # the value may begin with a code, as in zh-CN or Deutsch
-    near = [
-        re.split("[-_]", lowered)[0],
-        *close_matches(lowered, filter(None, spellings)),
-        lowered[:2],
-    ]
-    found = dict.fromkeys(spellings[spelling] for spelling in near if spelling in spellings)
-    hint = ", ".join(f"{entry.code} ({entry.name})" for entry in found)
-    hint = f"did you mean {hint}? " if hint else ""
+    near = [*close_matches(lowered, known), lowered[:2]]
+    found = [f"{known[word].code} ({known[word].name})" for word in near if word in known]
+    hint = ""
+    if found:
+        hint = f"did you mean {', '.join(dict.fromkeys(found))}? "
     file = f"DIR/{GROUP}/{code or 'CODE'}.yaml"
     return f"{hint}to add it, write {file} with name, flores and scripts, and give --config-dir=DIR"
 
@@ -193,12 +189,9 @@ def read_own(file: Path, _: int) -> Language:
         return of_fields(file.stem, {str(key): value for key, value in content.items()})
     except ValidationError as error:
         first = error.errors()[0]
-        key, value = first["loc"][0], content[first["loc"][0]]
-        if first["type"] == "unexpected_keyword_argument":
-            names = sorted({item.name for item in fields(Language)} - {"code", "constructed"})
-            reason = f"{key} is not a field of a language; there are {', '.join(names)}"
-        elif key in ("scripts", "aya_codes"):
-            reason = f"{key}={value!r} must be a list of text, such as [LATIN]"
-        else:
-            reason = f"{key}={value!r} must be text; quote no, yes and numbers"
-        raise PipelineError(f"{file}: {reason}") from error
+        key = first["loc"][0]
+        names = sorted({item.name for item in fields(Language)} - {"code", "constructed"})
+        raise PipelineError(
+            f"{file}: {key}={content[key]!r}: {first['msg']}. The fields are {', '.join(names)};"
+            " scripts and aya_codes are lists. Put the texts no and yes, and numbers, in quotes."
+        ) from error

@@ -214,7 +214,7 @@ REFUSED = {
         "needs merge.language and merge.math. Write merge.language=RUN merge.math=RUN"
     ),
     SOUP: "stage=merge needs merge.experts. Write merge.experts=[RUN,RUN]",
-    EVAL: "checkpoint=x is not a finished run of runs; there are none",
+    EVAL: "checkpoint=x is not a finished run of runs: there are none",
     "stage=eval eval=mgsm_2shot checkpoint=/no/where": (
         "checkpoint=/no/where is not a folder. Name a finished run"
     ),

@@ -181,7 +181,7 @@ def test_what_no_gpu_or_memory_here_holds_stops_before_fetching(
     assert first.startswith(
         "math-full-s0: recipe=layer_swapping_math_1 mixture=layer_swapping, 40,000 rows in 10,000"
         " steps, "
-    ) and first.endswith("GPU-hours")
+    )
     assert (
         told.status == 1
         and "GB of memory, and this machine has 64 and no GPU. Run it on a node with" in error
@@ -257,18 +257,18 @@ def test_the_first_papers_recipe_is_the_default_of_its_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hardware", "sft", "fits", "remedy"),
+    ("hardware", "sft", "fits"),
     [
-        ("gpu_24", "lora", 23.5, None),
-        ("gpu_48", "lora", 47, None),
-        ("gpu_24", "full", None, "hardware=a100_80x1"),
-        ("a100_40x1", "full", None, "hardware=a100_40x8"),
-        ("a100_40x8", "full", 41, None),
-        ("h200_141x1", "full", 149, None),
+        ("gpu_24", "lora", 23.5),
+        ("gpu_48", "lora", 47),
+        ("gpu_24", "full", None),
+        ("a100_40x1", "full", None),
+        ("a100_40x8", "full", 41),
+        ("h200_141x1", "full", 149),
     ],
 )
-def test_smaller_cards_hold_what_the_plan_says_or_name_the_smallest_that_does(
-    hardware: str, sft: str, fits: float | None, remedy: str | None, tmp_path: Path
+def test_smaller_cards_hold_what_the_plan_says_or_are_refused(
+    hardware: str, sft: str, fits: float | None, tmp_path: Path
 ) -> None:
     recipe = {"lora": ["mixture=unreasonable", "recipe=unreasonable_lora"], "full": []}[sft]
     words = [
@@ -280,14 +280,14 @@ def test_smaller_cards_hold_what_the_plan_says_or_name_the_smallest_that_does(
         *recipe,
     ]
     config: Any = compose([*words, f"runs_dir={tmp_path}"])
-    if remedy:
+    if fits is None:
         with pytest.raises(
-            PipelineError, match=rf"GB a GPU, and {hardware[:6]}.*: {remedy}, or.*\(math-full-s0\)$"
+            PipelineError, match=rf"GB a GPU, and {hardware[:6]}.*Set hardware=.*\(math-full-s0\).$"
         ):
             show_plan(config)
         return
     (needed,) = re.findall(r"^trainings .* (\d+)$", show_plan(config), re.MULTILINE)
-    assert fits is not None and int(needed) <= fits
+    assert int(needed) <= fits
 
 
 @pytest.mark.parametrize(("hardware", "products"), [("h100_80x8", "bf16x3"), ("gpu_24", "ieee")])

@@ -129,22 +129,12 @@ def test_the_thought_is_trained_on_and_other_keys_are_counted(chat: list[str], c
     assert "assistant: <Adding.> 4.</s>" in row["text"]
     trained = [token for token in row["labels"] if token != -100]
     assert len(trained) < len(row["input_ids"])
-    plain = call("stage=plan", "plan.stage=sft", "plan.lines=1", *chat, status=0)
-    assert "sft.template=plain does not write thinking of 8 turns" in " ".join(plain.out.split())
+    plain = call("stage=sft", *chat, status=0)
+    assert "sft.template=plain does not write thinking of 8 turns" in " ".join(plain.err.split())
 
 
-def test_the_plan_and_the_card_count_what_is_left_out(chat: list[str], call: Call) -> None:
+def test_the_card_counts_what_is_left_out(chat: list[str], call: Call) -> None:
     write(*several(TELL), [TELL, MORE, LAST], [ASK, TELL | {"weight": 0}])
-    plan = call(
-        "stage=plan", "plan.stage=sft", "plan.lines=1", "sft.template=chat", *chat, status=0
-    ).out
-    assert (
-        "talk.jsonl: of 1 of 10 conversations turns are left out: before the first question" in plan
-    )
-    assert (
-        "talk.jsonl: 1 of 10 rows are dropped, as they are a conversation of which each answer is"
-        " marked" in plan
-    )
     folder = Path(call("stage=sft", "sft.template=chat", *chat, status=0).out.strip())
     (data,) = folder.parent.glob("data-*")
     card = (data / "data_card.md").read_text()

@@ -17,7 +17,6 @@ import repositories
 import yaml
 from datasets.data_files import resolve_pattern
 from fake_hub import Hub, serving
-from tqdm import tqdm
 
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.commands.prefetch import data_files, fetch_url, write_lock
@@ -224,9 +223,6 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     fetched = place.run("stage=prefetch", "table=fetched")
     assert fetched.status == 0, fetched.err
     assert fetched.out.strip() == str(place.folder / "runs/hub.lock.json")
-    files = [path for path in (place.folder / "model").iterdir() if path.suffix != ".bin"]
-    size = tqdm.format_sizeof(sum(path.stat().st_size for path in files), "B")
-    assert f"model: tiny/base\n  fetches {size} in {len(files)} files\n" in fetched.err
     lock, heads = place.lock(), place.hub.heads
     assert lock["models"]["tiny/base"]["revision"] == heads["models/tiny/base"]
     assert "model.safetensors" in lock["models"]["tiny/base"]["files"]
@@ -297,30 +293,10 @@ def test_what_moves_on_the_hub_stays_locked_until_an_update(place: Place) -> Non
         f" {moved[:8]})" in kept.err
     )
     assert place.lock()["datasets"]["CohereLabs/aya_dataset"]["revision"] == locked
-    lock = place.lock()  # of another table, a pattern that this one does not read
-    parts = lock["datasets"]["CohereLabs/aya_dataset"]["parts"]
-    (file,) = parts["default/train"]["files"]
-    parts[f"{file[:-4]}*"] = parts["default/train"] | {"files": {file: 1}}
-    (place.folder / "runs/hub.lock.json").write_text(json.dumps(lock))
     new = place.run("stage=prefetch", "table=fetched", "prefetch.update=true")
     assert new.status == 0, new.err
     entry = place.lock()["datasets"]["CohereLabs/aya_dataset"]
-    assert (
-        entry["revision"] == moved
-        and entry["parts"][f"{file[:-4]}*"] == entry["parts"]["default/train"]
-    )
-
-
-def test_an_update_of_one_command_keeps_what_other_tables_read(place: Place) -> None:
-    """A split of a configuration: exemplars, which an evaluation without any does not read."""
-    before = place.lock()["datasets"]["juletxara/mgsm"]
-    (place.folder / "mgsm/NEWS").write_text("a new revision")
-    moved = place.hub.push("datasets/juletxara/mgsm", place.folder / "mgsm")
-    words = [f"checkpoint={MODEL}", "eval=mgsm_0shot", "languages=[sw]", "prefetch.update=true"]
-    new = place.run("stage=prefetch", *words)
-    assert new.status == 0, new.err
-    after = place.lock()["datasets"]["juletxara/mgsm"]
-    assert after == {"revision": moved, "parts": before["parts"]} and "sw/train" in after["parts"]
+    assert entry["revision"] == moved and list(entry["parts"]) == ["default/train"]
 
 
 def test_questions_that_move_on_the_hub_are_read_as_locked(place: Place) -> None:
@@ -356,10 +332,6 @@ def test_questions_that_move_on_the_hub_are_read_as_locked(place: Place) -> None
         f"juletxara/mgsm is locked at {locked[:8]}, but the cache of datasets gives {moved[:8]}"
     )
     assert refusal in told.err
-    planned = place.run(
-        "stage=plan", *score[1:], "eval.max_gen_toks=4", "plan.prompts=true", offline=True
-    )
-    assert planned.status == 1 and refusal in planned.out + planned.err
     fetched = place.run("stage=prefetch", "table=fetched")
     assert fetched.status == 0, fetched.err
     assert "Bata wa Janet" in asked("eval.max_gen_toks=4", offline=True)

@@ -14,50 +14,36 @@ from pipeline.hub.lock import unusable_cache
 from pipeline.runs import disk
 from pipeline.runs.disk import check_writable, naming_a_full_disk
 
-FULL_FILES = SimpleNamespace(f_bavail=10**6, f_frsize=4096, f_favail=0, f_files=100)
-FULL_BYTES = SimpleNamespace(f_bavail=0, f_frsize=4096, f_favail=50, f_files=100)
+TORCH_ERROR = (
+    "[enforce fail at inline_container.cc:672] . PytorchStreamWriter failed writing file data/1:"
+    " file write failed"
+)
 
 
 @pytest.mark.parametrize(
-    ("room", "error", "sentence"),
+    ("error", "reason"),
     [
-        (
-            FULL_FILES,
-            OSError(errno.ENOSPC, "No space left on device"),
-            "3.81 GB free, but no room for another file",
-        ),
-        (
-            FULL_BYTES,
-            RuntimeError(
-                "[enforce fail at inline_container.cc:672] . PytorchStreamWriter failed writing"
-                " file data/1: file write failed"
-            ),
-            "has 0.00 GB free; free some",
-        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (RuntimeError(TORCH_ERROR), "No space left on device"),
     ],
 )
 def test_a_full_disk_is_named(
-    room: SimpleNamespace,
-    error: Exception,
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk.os, "statvfs", lambda folder: room)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**29))
     with pytest.raises(
-        PipelineError, match=f"No space left on device: runs_dir={tmp_path} .*{sentence}"
+        PipelineError, match=f"{reason}: runs_dir={tmp_path} has 0.5 GB free.*; free some"
     ):
         with naming_a_full_disk(tmp_path):
             raise error
 
 
-def test_a_folder_without_inodes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_inode(**_: object) -> None:
+def test_a_folder_on_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(disk, "TemporaryFile", no_inode)
-    monkeypatch.setattr(disk.os, "statvfs", lambda folder: FULL_FILES)
-    with pytest.raises(PipelineError, match=r"runs_dir=.* but no room for another file \(inodes\)"):
+    monkeypatch.setattr(disk, "TemporaryFile", full)
+    with pytest.raises(PipelineError, match=r"No space left on device: runs_dir=.* GB free"):
         check_writable(tmp_path / "runs")
 
 

@@ -1,14 +1,11 @@
 """Making a run: once, in its work folder, its manifest last; and what a plan says of each run."""
 
-import errno
 import json
 import multiprocessing
 import os
 import shutil
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,19 +213,19 @@ def test_a_full_disk_is_seen_before_the_work(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     with pytest.raises(
         PipelineError,
-        match=r"^runs_dir=.* is too full for data-x: 0.0 GB free, about 0.1 GB needed;",
+        match=r"^runs_dir=.* is too full for data-x: 0.0 GB free, about 0.1 GB needed \(",
     ):
         make_once(a_run(tmp_path), never)
 
 
-def test_a_file_larger_than_the_limit_of_the_shell_names_the_folder_and_the_limit(
+def test_a_file_larger_than_the_limit_of_the_shell_names_the_folder(
     tmp_path: Path,
 ) -> None:
     def writes_2_mb(run: Run, work: Path, tracker: Any) -> dict[str, Any]:
         (work / "x").write_bytes(bytes(2**21))
         return {}
 
-    told = rf"^File too large: runs_dir={tmp_path} has .*\(ulimit -f\)"
+    told = rf"^File too large: runs_dir={tmp_path} has .* GB free"
     with files_up_to(2**20), pytest.raises(PipelineError, match=told):
         make_once(a_run(tmp_path), writes_2_mb)
 
@@ -282,7 +279,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path:
     with small_disk(tmp_path / "disk", 80) as disk:
         run, told = (
             a_run(disk / "runs"),
-            rf"^No space left on device: runs_dir={disk}/runs has 0.00 GB free; free some",
+            rf"^No space left on device: runs_dir={disk}/runs has 0.0 GB free.*; free some",
         )
         with ExitStack() as full, pytest.raises(PipelineError, match=told):
             make_once(run, fills)
@@ -290,48 +287,6 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path:
         (run.workplace / "state.json.7-0a.part").touch()  # of a writer that was killed
         make_once(run, writes())
         assert not list((disk / "runs/.work").iterdir())
-
-
-@contextmanager
-def overlaid(lower: Path) -> Iterator[Path]:
-    """Where a folder is the lower layer of an overlay."""
-    upper, work, merged = folders = [lower.with_name(name) for name in ("upper", "work", "merged")]
-    for folder in folders:
-        folder.mkdir()
-    layers = f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off"
-    if subprocess.run(
-        ["mount", "-t", "overlay", "-o", layers, "overlay", str(merged)], capture_output=True
-    ).returncode:
-        pytest.skip("overlay: only root may mount one, and not upon another")
-    try:
-        yield merged
-    finally:
-        subprocess.run(["umount", str(merged)], check=True)
-
-
-def test_what_lies_in_the_lower_layer_of_an_overlay_is_replaced_and_taken_over(
-    tmp_path: Path,
-) -> None:
-    """As runs in the image of a container: renaming their folders is EXDEV there."""
-    lower = tmp_path / "lower"
-    made = make_once(a_run(lower), writes("old"))
-    left = a_run(lower, seed=1).workplace / "0123abcd"
-    left.mkdir(parents=True)
-    (left / "train.jsonl").write_text("half")
-    with overlaid(lower) as merged:
-        with pytest.raises(OSError) as refused:
-            os.rename(merged / made.name, merged / "renamed")
-        assert refused.value.errno == errno.EXDEV
-        again = make_once(a_run(merged, redo=True), writes("new"))
-        manifest = read_manifest(again)
-        assert (
-            manifest is not None
-            and manifest.attempt == 2
-            and (again / "train.jsonl").read_text() == "new"
-        )
-        assert read_manifest(make_once(a_run(merged, seed=1), writes())) is not None
-        assert list((merged / ".work").iterdir()) == []
-    assert (made / "train.jsonl").read_text() == "old"
 
 
 def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path) -> None:

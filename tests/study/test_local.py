@@ -23,7 +23,6 @@ from small_runs import a_run, writes
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
-from pipeline.estimate.durations import History
 from pipeline.launch import launchers
 from pipeline.launch.launchers import executor_for, workers_of
 from pipeline.launch.local import Local
@@ -33,7 +32,6 @@ from pipeline.runs.graph import order_runs
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import Run
-from pipeline.runs.state import update_state
 from pipeline.stages.rows import build
 from pipeline.tables.planned_runs import Planning
 
@@ -133,59 +131,19 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
     assert [worker.pid for worker in two.workers.values()] == processes
 
 
-def watched(tmp_path: Path, seconds: dict[str, float | None], later: int = 0) -> Local:
-    """Return two trainings that have run for 20 s, and a waiting evaluation of each.
-
-    `later` evaluations belong to a later call.
-    """
-    math, language = (
-        a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate(("math", "language"))
-    )
-    scores = [
-        a_run(tmp_path, {"model": parent}, label=f"eval-{parent.label}")
-        for parent in (math, language)
-    ]
-    unknown = [a_run(tmp_path, label="eval-later", seed=9 + number) for number in range(later)]
-    runs, history = [math, language, *scores], History()
-    history.predict = lambda run: seconds[run.label]  # type: ignore[method-assign]
-    local = Local(2, later=lambda: unknown)
-    local.session = Session(tmp_path / "session", [Task.of(run) for run in runs])
-    local.watch(runs, history, len(runs))
-    local.started = {run.hash: time.monotonic() - 20.0 for run in (math, language)}
-    return local
-
-
-SECONDS: dict[str, float | None] = {
-    "math": 50.0,
-    "language": 40.0,
-    "eval-math": 10.0,
-    "eval-language": 10.0,
-    "eval-later": 8.0,
-}
-
-
-def test_the_time_left_counts_what_runs_what_waits_and_what_selections_will_add(
-    tmp_path: Path,
-) -> None:
-    """The path of math is 30 + 10 s.
-
-    Shared by two, all is (30 + 20 + 20) / 2, and with four scores more 51.
-    """
-    assert watched(tmp_path, SECONDS).time_left() == ("about 40 s", "")
-    assert watched(tmp_path, SECONDS, later=4).time_left() == ("about 51 s", "")
-    found = watched(tmp_path, {**SECONDS, "eval-math": None})
-    assert found.progress_line().startswith(
-        "4 runs and about 30 s left, not including 1 run that cannot be estimated | math"
-    )
-
-
-def test_a_training_is_measured_by_its_steps(tmp_path: Path) -> None:
-    """20 s for 10 of 30 steps at 1.8 s: 36 s left, where 30 s were expected."""
-    found = watched(tmp_path, SECONDS)
-    math = next(iter(found.runs.values()))
-    math.workplace.mkdir(parents=True)
-    update_state(math.workplace, state="running", step=10, steps=30, seconds_a_step=1.8)
-    assert found.time_left() == ("about 46 s", "")
+def test_the_time_left_is_that_of_the_runs_that_have_not_ended(tmp_path: Path) -> None:
+    """By two workers, and without the runs whose time is not known."""
+    runs = [a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate("abc")]
+    seconds = (50.0, 40.0, None)
+    local = Local(2)
+    tasks = [Task.of(run, took) for run, took in zip(runs, seconds, strict=True)]
+    local.session = Session(tmp_path / "session", tasks)
+    local.watch(runs, len(runs))
+    assert local.time_left() == "about 45 s"
+    local.started = {runs[0].hash: time.monotonic() - 20.0}
+    assert local.progress_line() == "3 runs and about 45 s left | a 20 s"
+    local.session.left = local.session.left[2:]
+    assert local.time_left() == "unknown time"
 
 
 SUICIDAL = """

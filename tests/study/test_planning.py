@@ -92,7 +92,7 @@ def test_a_table_whose_trainings_cannot_be_planned_is_still_shown(tmp_path: Path
         show_plan(config)  # type: ignore[arg-type]
     assert (
         " runs and cells need these" in str(refused.value)
-        and "Next: fix these" in refused.value.output
+        and "Next: fix it" in refused.value.output
     )
     found = Planning.of(config)  # type: ignore[arg-type]
     unplanned = [score for score in found.plan.scores if found.evaluation_of(score) is None]

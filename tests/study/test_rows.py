@@ -463,7 +463,7 @@ COLUMN = "  math: math\n"
         (
             COLUMN,
             "  math: math\n  math: base\n",
-            "line 19: invalid YAML (found duplicate key math). Write it once",
+            "line 19: invalid YAML (found duplicate key math)",
         ),
         ("columns:", "collumns:", "mine.yaml: unknown key collumns: did you mean columns?"),
         ("  m: [1, 2]", "  m: []", "mine.yaml, axis 'm': it has no values. Give m: [...]"),

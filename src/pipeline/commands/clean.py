@@ -11,6 +11,7 @@ A table with free_snapshots=true deletes ranked snapshots while it runs.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Container, Iterable
@@ -20,7 +21,6 @@ from pathlib import Path
 
 from pipeline.config.stages import CleanStage, SelectStage
 from pipeline.evaluate.selection import compared
-from pipeline.files import move_folder
 from pipeline.runs import resume
 from pipeline.runs.folders import finished_manifests, folder_of
 from pipeline.runs.graph import reasons_unfinished
@@ -231,5 +231,5 @@ def delete(item: Removable) -> None:
     doomed = item.folder.with_name(f"{item.folder.name}.freed")
     shutil.rmtree(doomed, ignore_errors=True)  # left by a clean that was killed
     with suppress(FileNotFoundError):
-        move_folder(item.folder, doomed)  # a partly deleted folder must not look complete
+        os.rename(item.folder, doomed)  # a partly deleted folder must not look complete
         shutil.rmtree(doomed)

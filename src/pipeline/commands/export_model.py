@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,23 +20,20 @@ from pipeline.commands.model_card import (
     data_section,
     describe_run,
     origin_of,
-    relation_of,
     render_card,
 )
 from pipeline.config.extensions import EXPORTS, outside_core
 from pipeline.config.knob import format_value
 from pipeline.config.stages import ExportStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.records import ScoreRow, read_scores
+from pipeline.evaluate.records import read_scores
 from pipeline.evaluate.shown_scores import primary_of, score_line
-from pipeline.files import fingerprints
 from pipeline.hub.publish import publish_folder, ready_for
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import check_sources
 from pipeline.merge.merge import Merging, open_merge
 from pipeline.merge.methods.soup import Soup
 from pipeline.models.checkpoint import DTYPES, is_adapter, read_json
-from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.models.load import has_tokenizer
 from pipeline.models.skeleton import check_shapes
 from pipeline.progress import say, warn
@@ -48,7 +43,6 @@ from pipeline.runs.run import Parent
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.resolver import Resolver
 from pipeline.stages.rows import build
-from pipeline.text import markdown_table
 
 HUB = "hub:"
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
@@ -69,7 +63,7 @@ def export_model(config: ExportStage) -> str:
     if target.startswith(HUB):
         api = ready_for(target.removeprefix(HUB), "export.to", private)
     if api is None:
-        check_target(Path(target))
+        check_place(Path(target), "folder")
     model = Resolver(config.runs_path, build).model(config.checkpoint, "checkpoint")
     check_unchanged(model.folder)
     if config.export.adapter:
@@ -83,8 +77,12 @@ def export_model(config: ExportStage) -> str:
     else:
         staging = Path(target).resolve().parent
     staging.mkdir(parents=True, exist_ok=True)
-    check_files_and_space(merge, model, config, staging)
-    origin = origin_of(model, config.runs_path, ask=True)
+    if not any(map(has_tokenizer, (merge.layout.folder, merge.layout.model.folder))):
+        raise PipelineError(
+            f"checkpoint={config.checkpoint} has no tokenizer. Copy the tokenizer of its base into"
+            f" {model.name}."
+        )
+    origin = origin_of(model, config.runs_path)
     licence = licence_of(origin, config)
     if merge.adapter:
         base = merge.adapter.settings["base_model_name_or_path"]
@@ -98,60 +96,22 @@ def export_model(config: ExportStage) -> str:
     with TemporaryDirectory(dir=staging, prefix=f".{name.replace('/', '-')}.") as temporary:
         folder = Path(temporary) / "model"
         folder.mkdir()
-        write_model(merge, folder, config, model)
+        write_model(merge, folder, config)
         text = card_text(name, model, origin, licence, merge, folder, config)
         (folder / CARD).write_text(text, encoding="utf-8")
         (folder / CARD).chmod(0o644)
         if api is not None:
             return publish_folder(api, name, folder, private, "export.to")
-        move_export(folder, Path(target))
+        os.rename(folder, Path(target).resolve())  # also replaces an empty folder
     return target
-
-
-def move_export(folder: Path, target: Path) -> None:
-    """Move the export to its target.
-
-    In an existing export of the same model only the card is replaced, because it holds the scores.
-
-    Raises:
-        PipelineError: the target holds the export of another model.
-    """
-    if not (target / CARD).is_file():
-        os.rename(folder, target.resolve())  # also replaces an empty folder
-        return
-    new, old = fingerprints(folder), fingerprints(target)
-    names = (new.keys() | old.keys()) - {CARD}
-    if any(new.get(name, {}).get("sha256") != old.get(name, {}).get("sha256") for name in names):
-        raise PipelineError(
-            f"export.to={target} holds the export of another model. Name a new folder."
-        )
-    os.replace(folder / CARD, target / CARD)
-
-
-def check_target(target: Path) -> None:
-    """Check that an export can be written to a folder.
-
-    An earlier export in the folder is fine.
-
-    Raises:
-        PipelineError: as `check_place`, or the folder is inside a run.
-    """
-    has_config = (target / CONFIGS[0]).is_file() or (target / ADAPTER_CONFIG).is_file()
-    if not has_config or not (target / CARD).is_file():
-        check_place(target, "folder")
-    for above in target.resolve().parents:
-        if (above / MANIFEST).is_file():
-            raise PipelineError(
-                f"export.to={target} is inside the run {above.name}. Name a folder outside of it."
-            )
 
 
 def check_place(target: Path, kind: str) -> None:
     """Check that a file or folder can be created at the target.
 
     Raises:
-        PipelineError: the target exists as the other kind, is a folder with files, or has no parent
-            folder.
+        PipelineError: the target exists as the other kind, is a folder with files, has no parent
+            folder, or is inside a run.
     """
     if target.exists() and target.is_dir() != (kind == "folder"):
         raise PipelineError(
@@ -163,6 +123,11 @@ def check_place(target: Path, kind: str) -> None:
         raise PipelineError(
             f"export.to={target} cannot hold a {kind}. Name a {kind} in an existing folder."
         )
+    for above in target.resolve().parents:
+        if (above / MANIFEST).is_file():
+            raise PipelineError(
+                f"export.to={target} is inside the run {above.name}. Name a {kind} outside of it."
+            )
 
 
 def licence_of(origin: Origin, config: ExportStage) -> str | None:
@@ -218,35 +183,9 @@ def base_given(model: Parent, config: ExportStage) -> Path | None:
     return Resolver(config.runs_path, build).model(config.export.base, "export.base").folder
 
 
-def check_files_and_space(
-    merge: Merging, model: Parent, config: ExportStage, staging: Path
-) -> None:
-    """Check that the model has a tokenizer and fits on the disk of `staging`."""
-    if not any(map(has_tokenizer, (merge.layout.folder, merge.layout.model.folder))):
-        raise PipelineError(
-            f"checkpoint={config.checkpoint} has no tokenizer. Copy the tokenizer of its base into"
-            f" {model.name}."
-        )
-    size = merge.bytes()["written"]
-    if shutil.disk_usage(staging).free < size:
-        raise PipelineError(
-            f"export.to={config.export.to}: {size:,} bytes do not fit on the disk. Free some space."
-        )
-
-
-def write_model(merge: Merging, folder: Path, config: ExportStage, model: Parent) -> None:
-    """Write weights, configurations and tokenizer, and copy the run's mergekit configuration."""
-    try:
-        merge.write(folder, threads=config.threads)
-    except PipelineError as error:
-        too_large = "is not finite after merging as F16" in str(error)
-        if config.export.dtype != "float16" or not too_large:
-            raise
-        tensor = str(error).partition(" ")[0]
-        raise PipelineError(
-            f"export.dtype=float16: {tensor} holds values above 65504, the maximum of float16. Set"
-            " export.dtype=bfloat16."
-        ) from error
+def write_model(merge: Merging, folder: Path, config: ExportStage) -> None:
+    """Write weights, configurations and tokenizer."""
+    merge.write(folder, threads=config.threads)
     for name in CONFIGS:
         path = folder / name
         if path.is_file():
@@ -289,34 +228,22 @@ def card_text(
     if rounding:
         say(rounding)
         sections.append(f"## Weights\n\nThey were {rounding}.\n")
-    tags, is_merge = [], False
+    tags: list[str] = []
+    relation = "finetune"  # also a merge of local experts, of their base
     if manifest:
-        is_merge = manifest.stage == "merge"
         method = (manifest.config.get("merge") or {}).get("method")
         recipe = (manifest.config.get("sft") or {}).get("name")
         tags = [str(tag) for tag in (manifest.stage, method, recipe) if tag]
-        scored = scores_of(manifest, runs_dir)
+        scored = score_items(manifest, runs_dir)
         if scored:
-            sections.append(results_section(scored, bool(rounding)))
-    relation = "adapter" if merge.adapter else relation_of(origin, is_merge)
+            how = "Scores of the weights before any cast, out of 100 with 95 % intervals:"
+            sections.append("\n".join(["## Results", "", how, "", *scored]) + "\n")
+        if manifest.stage == "merge" and len(origin.bases) > 1:
+            relation = "merge"
+    if merge.adapter:
+        relation = "adapter"
     body = "\n".join(sections)
-    return render_card(name, body, origin, tags=tags, licence=licence, relation=relation)
-
-
-def results_section(scored: Sequence[tuple[ScoreRow, Manifest]], was_cast: bool) -> str:
-    """Return the card's table of scores, with the settings of each evaluation."""
-    rows = []
-    for row, evaluation in scored:
-        settings = [
-            f"{key}={format_value(value)}" for key, value in settings_of(evaluation).items()
-        ]
-        rows.append((*score_line(row), ", ".join(settings)))
-    table = markdown_table(("task", "language", "metric", "score", "questions", "settings"), rows)
-    weights = "these weights"
-    if was_cast:
-        weights = "the weights before they were cast"
-    how = f"Scores of {weights}, by lm-evaluation-harness, out of 100 with 95 % intervals."
-    return "\n".join(["## Results", "", how, "", *table]) + "\n"
+    return render_card(body, origin, tags=tags, licence=licence, relation=relation)
 
 
 def describe_cast(merge: Merging, config: ExportStage) -> str | None:
@@ -329,25 +256,24 @@ def describe_cast(merge: Merging, config: ExportStage) -> str | None:
     return f"cast from {stored} to {DTYPES[str(config.export.dtype)]}: relative error {error:.2g}"
 
 
-def settings_of(evaluation: Manifest) -> dict[str, Any]:
-    """Return the evaluation settings that are not defaults, without the task."""
-    settings = dict(evaluation.decided_by["config"]["eval"])
-    settings.pop("tasks", None)
-    return settings
+def score_items(manifest: Manifest, runs_dir: Path) -> list[str]:
+    """Return a line for the main score of each task and language of exactly these weights.
 
-
-def scores_of(manifest: Manifest, runs_dir: Path) -> list[tuple[ScoreRow, Manifest]]:
-    """Return the main score of each task and language of exactly these weights.
-
-    Each score comes with the manifest of its evaluation.
+    It ends with the settings of the evaluation that are not defaults.
     """
-    scores = []
+    roots = {manifest.weights_root, manifest.weights.get("made_of")} - {None}
+    items = []
     for name in finished_names(runs_dir, "eval-"):
         evaluation = read_manifest(runs_dir / name)
-        roots = {manifest.weights_root, manifest.weights.get("made_of")} - {None}
-        if evaluation and evaluation.facts.get("weights_root") in roots:
-            rows, _ = read_scores(runs_dir / name / "scores.json")
-            for row in primary_of(rows):
-                if row.value is not None:
-                    scores.append((row, evaluation))
-    return scores
+        if evaluation is None or evaluation.facts.get("weights_root") not in roots:
+            continue
+        settings = {**evaluation.decided_by["config"]["eval"]}
+        settings.pop("tasks", None)
+        words = [f", {key}={format_value(value)}" for key, value in settings.items()]
+        rows, _ = read_scores(runs_dir / name / "scores.json")
+        for row in primary_of(rows):
+            if row.value is not None:
+                task, place, metric, score, n = score_line(row)
+                line = f"- {task.strip()}, {place}: {metric} {score}, {n} questions"
+                items.append(line + "".join(words))
+    return items

@@ -64,22 +64,17 @@ class Overview:
 
         Problems and notes fill the lines that are left.
         """
-        for width in (2, 1):  # lines of a detail
-            details = []
-            for text in self.details:
-                details += wrapped(text, width)
-            room = LINES - 4 - len(self.table) - len(details)
-            if room >= len(self.fix) + len(self.know):
-                break
-        fix = marked("FIX", self.fix, max(2, room - len(self.know)))
-        know = marked("KNOW", self.know, max(2, room - len(fix)))
+        details = []
+        for text in self.details:
+            details += wrapped(text, 2)
+        room = LINES - 4 - len(self.table) - len(details)
+        fix = marked("FIX", self.fix, max(3, room - len(self.know)))
+        know = marked("KNOW", self.know, max(3, room - len(fix)))
         lines = wrapped(self.title, 1) + wrapped(self.total, 2)
         lines += fix + know + self.table + details
         next_step = self.next
-        if len(self.fix) == 1:
+        if self.fix:
             next_step = f"fix it, then run {self.next}"
-        elif self.fix:
-            next_step = f"fix these, then run {self.next}"
         return [*lines[: LINES - 1], f"Next: {next_step}"]
 
 
@@ -103,24 +98,20 @@ def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
 def marked(label: str, texts: Sequence[str], line_limit: int) -> list[str]:
     """Return texts in at most `line_limit` lines, with a label before the first.
 
-    Each text gets two lines if they fit, and earlier texts come first. The last line counts the
-    texts that are left out.
+    Each text gets two lines if they fit. The last line counts the texts that are left out.
     """
     shown = texts
     if len(texts) > line_limit:
         shown = texts[: line_limit - 1]
-    omitted = len(texts) - len(shown)
+    height = 1
+    if 2 * len(shown) <= line_limit:
+        height = 2
     lines: list[str] = []
-    for index, text in enumerate(shown):
-        later = len(shown) - index - 1
-        if omitted:
-            later += 1
-        room = 1
-        if len(lines) + 2 + later <= line_limit:
-            room = 2
-        lines += wrapped(text, room, f"{label:<5} ")
+    for text in shown:
+        lines += wrapped(text, height, f"{label:<5} ")
         label = ""
-    if omitted:
+    if len(shown) < len(texts):
+        omitted = len(texts) - len(shown)
         lines.append(f"{label:<5} and {omitted} more: plan.lines=1 prints them")
     return lines
 
@@ -205,30 +196,19 @@ def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) 
         return ("",) * (3 if costs is None else 4)
     if costs is None:
         memory = memory_text(map(memory_here, runs))
-        known_seconds = []
-        for run in runs:
-            seconds = history.predict(run)
-            if history.needs_gpu(run, seconds):
-                return "needs a GPU", "?", memory
-            if seconds is not None:
-                known_seconds.append(seconds)
+        seconds = [history.predict(run) for run in runs]
+        if any(map(history.needs_gpu, runs, seconds)):
+            return "needs a GPU", "?", memory
+        known = [number for number in seconds if number is not None]
         total = "?"
-        if len(known_seconds) == len(runs):
-            total = format_duration(sum(known_seconds))
-        return span(known_seconds, format_duration), total, memory
-    known_costs = []
-    for run in runs:
-        if run.hash in costs:
-            known_costs.append(costs[run.hash])
+        if len(known) == len(runs):
+            total = format_duration(sum(known))
+        return span(known, format_duration), total, memory
+    known_costs = [costs[run.hash] for run in runs if run.hash in costs]
     if not known_costs:
-        if not isinstance(runs[0].config, TrainStage | EvalStage):  # memory of the CPU
-            return "", takes(runs, None, history)[0], "", ""
-        # memory that is known without rows
-        trainings = []
-        for run in runs:
-            if isinstance(run.config, TrainStage):
-                trainings.append(run)
-        return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in trainings)
+        if isinstance(runs[0].config, TrainStage | EvalStage):
+            return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in runs)
+        return "", takes(runs, None, history)[0], "", ""
     gpus_each = span((cost.gpus for cost in known_costs), str)
     seconds_each = [3600 * cost.hours / cost.gpus for cost in known_costs]
     hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
@@ -264,22 +244,17 @@ def training_details(runs: Sequence[Run]) -> list[str]:
     sizes = zip(*map(expected_size, trainings), strict=True)
     rows, steps, tokens = ([count for count in counts if count is not None] for counts in sizes)
     millions = span((count / 1e6 for count in tokens), "{:,.3g}".format)
-
-    def of_knob(name: str, form: str = "{}") -> str:
-        return span((getattr(sft, name) for sft in settings), form.format)
-
     methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
     dtypes = ", ".join(
         dict.fromkeys(f"{sft.weights} weights, {sft.precision} products" for sft in settings)
     )
-    size = f"{span(rows, '{:,.0f}'.format)} rows in {span(steps, '{:,.0f}'.format)} steps"
-    batch = of_knob("batch_size")
-    if len(rows) < len(trainings):
-        batch += f" ({len(trainings) - len(rows)} of {len(trainings)} not known yet)"
-    rate = of_knob("learning_rate", "{:.3g}")
+    batch = span((sft.batch_size for sft in settings), str)
+    rate = span((sft.learning_rate for sft in settings), "{:.3g}".format)
+    epochs = span((sft.epochs for sft in settings), str)
     return [
-        f"trainings: {methods}; {size} of {batch}, {millions} million tokens,"
-        f" rate {rate}, {dtypes}, sft.epochs {of_knob('epochs')}"
+        f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in"
+        f" {span(steps, '{:,.0f}'.format)} steps of {batch}, {millions} million tokens, rate"
+        f" {rate}, {dtypes}, sft.epochs {epochs}"
     ]
 
 
@@ -313,28 +288,22 @@ def score_details(runs: Sequence[Run]) -> list[str]:
         if isinstance(run.config, EvalStage) and not is_bundle(run):
             scores.append(run)
     sizes: dict[str, list[int]] = {}
-    limits: dict[str, int] = {}
     how: dict[str, None] = {}
+    languages: dict[str, None] = {}
     for run in scores:
         config, task = run.config.eval, run.config.eval.tasks[0]
-        name = f"{task.task} {task.num_fewshot}-shot"
-        limits[name] = config.limit or 0
-        counts = sizes.setdefault(name, [])
-        for asked_task in config.tasks:
-            for language in run.config.languages:
-                counts.append(count_questions(run, asked_task, language))
+        counts = sizes.setdefault(f"{task.task} {task.num_fewshot}-shot", [])
+        for language in run.config.languages:
+            languages[language] = None
+            counts.append(count_questions(run, task, language))
         how[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
     tasks = []
     for name, counts in sizes.items():
         note = ""
-        if max(counts) < limits[name]:
-            note = ", fewer than eval.limit"
         if all(count % ASSUMED_QUESTIONS == 0 for count in counts):
             note = ", not counted"
         tasks.append(f"{name} ({span(counts, '{:,.0f}'.format)} questions{note})")
-    languages = ", ".join(
-        dict.fromkeys(language for run in scores for language in run.config.languages)
-    )
     if tasks:
-        return [f"scores: {', '.join(tasks)} in {languages}; scored in {'; '.join(sorted(how))}"]
+        listed, ways = ", ".join(tasks), "; ".join(sorted(how))
+        return [f"scores: {listed} in {', '.join(languages)}; scored in {ways}"]
     return []

@@ -21,23 +21,15 @@ from pipeline.commands.overview import (
 )
 from pipeline.commands.plan_notes import (
     about_trainings,
-    comparison_lines,
-    dropped_lines,
-    empty_spbleu,
-    last_asked,
     missing_inputs,
     mixed_dtypes,
     other_bases,
-    shorter_lines,
-    template_lines,
 )
-from pipeline.commands.prompt_ends import prompt_lines
-from pipeline.config.overrides import chosen_options, override_of, typed_in
+from pipeline.config.overrides import chosen_options, override_of
 from pipeline.config.stages import MergeStage, PlanStage
 from pipeline.errors import Mistakes, PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
-from pipeline.estimate.training_rows import cut_lines
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.progress import format_duration
@@ -53,7 +45,6 @@ from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
 from pipeline.stages.training import about_default_rate
 from pipeline.tables.overrides import describe_every_keys
-from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning, expanded_text
 from pipeline.text import align_columns, pluralize
 from pipeline.train.memory import emulated
@@ -78,11 +69,11 @@ def show_plan(config: PlanStage) -> str:
         title = f"stage={runs[-1].config.stage}: {runs[-1].label}"
         if named:
             title += f" ({' '.join(named)})"
-        reasons, typed = reasons_unfinished(runs), typed_in(config.command)
-        problems = evaluation_problems(runs, reasons, config.plan.prompts)
+        reasons = reasons_unfinished(runs)
+        problems = evaluation_problems(runs, reasons)
         command = shlex.join(["python", "-m", "pipeline", *config.command])
         overview = Overview(title, "", [], [], command, problems)
-        return plan_text(config, runs, reasons, overview, typed=typed)
+        return plan_text(config, runs, reasons, overview)
     return show_table_plan(config)
 
 
@@ -106,9 +97,7 @@ def show_table_plan(config: PlanStage) -> str:
         compared.append(detectable[1])
         know.append(detectable[0].advice())
         details += align_columns(detectable[0].rows(), range(1, 9))
-    know += last_asked(config)
     know += planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
-    know += empty_spbleu(planning)
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
     if published:
         compared.append(f"{pluralize(published, 'cell')} with a published number")
@@ -128,24 +117,20 @@ def show_table_plan(config: PlanStage) -> str:
         table=[],
         details=details,
         next=next_command(config),
-        fix=problems_of(planning, runs, reasons, config.plan.prompts, waiting),
+        fix=problems_of(planning, runs, reasons, waiting),
         know=know,
         without=without,
     )
     appendix = [claim.text() for claim in claims]
-    appendix += published_lines(planning.plan)
     if config.plan.keys:
         appendix += describe_every_keys(planning, runs)
-    return plan_text(
-        config, runs, reasons, overview, appendix, table.free_snapshots, waiting, typed=table.every
-    )
+    return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting)
 
 
 def problems_of(
     planning: Planning,
     runs: list[Run],
     reasons: Container[str],
-    prompts: bool,
     waiting: Sequence[Run],
 ) -> list[str]:
     """Return one sentence for each cause why a table cannot be computed.
@@ -161,7 +146,7 @@ def problems_of(
             f"{name} was deleted. Train it again with redo=true, or remove the runs that need it."
         )
     problems += not_planned(planning)
-    problems += evaluation_problems(runs, reasons, prompts, waiting)
+    problems += evaluation_problems(runs, reasons, waiting)
     return problems
 
 
@@ -182,7 +167,6 @@ def plan_text(
     appendix: Sequence[str] = (),
     free_snapshots: bool = False,
     waiting: Sequence[Run] = (),
-    typed: Container[str] = (),
 ) -> str:
     """Return the overview of a plan with its costs and, if requested, its runs and notes.
 
@@ -194,7 +178,6 @@ def plan_text(
         appendix: further lines for plan.lines and plan.keys.
         free_snapshots: delete snapshots after their ranking.
         waiting: evaluations whose model is still to be chosen.
-        typed: keys that hardware= must not change.
 
     Raises:
         PipelineError: the plan cannot be computed. It has the text.
@@ -202,7 +185,7 @@ def plan_text(
     remaining, runs_dir = [run for run in runs if run.hash in reasons], config.runs_path
     bill = None
     if config.plan.gpu:
-        bill = estimate_costs(remaining, config.plan, free_snapshots, waiting, typed)
+        bill = estimate_costs(remaining, config.plan, free_snapshots, waiting)
     history = History(finished_manifests(runs_dir))
     fix = list(overview.fix)
     if bill:
@@ -213,16 +196,7 @@ def plan_text(
             check_writable(runs_dir, create=False)
         except PipelineError as error:
             fix.append(str(error))
-    know: list[str] = []
-    if bill:
-        know += shorter_lines(bill)
-    know += missing_inputs(runs, runs_dir)
-    know += overview.know
-    know += dropped_lines(remaining)
-    know += cut_lines(remaining)
-    know += template_lines(runs)
-    know += prompt_lines(runs)
-    know += comparison_lines(remaining)
+    know = [*missing_inputs(runs, runs_dir), *overview.know]
     know += about_trainings(remaining, about_default_rate)
     if bill:
         know += [f"not included: {text}" for text in bill.left_out()]
@@ -242,7 +216,7 @@ def plan_text(
     next_command = overview.next
     if not reasons and not fix:
         next_command = next_command.replace("stage=table", "stage=report")
-    takes = duration_text(config, runs, remaining, bill, history, bool(fix)) + overview.without
+    takes = duration_text(config, runs, remaining, bill, history) + overview.without
     overview = replace(
         overview,
         fix=fix,
@@ -272,7 +246,6 @@ def duration_text(
     remaining: Sequence[Run],
     bill: Bill | None,
     history: History,
-    has_problems: bool,
 ) -> str:
     """Return how long the remaining runs take, in GPU-hours or on this machine."""
     if bill is not None and bill.kinds:
@@ -280,21 +253,16 @@ def duration_text(
     if bill and bill.unknown:
         return f"Unknown GPU-hours, of {bill.left_out()[0]}"
     if not remaining:
-        if has_problems:
-            return "All that can be planned is computed"
         return "Nothing is left to compute"
     workers = 1
     if config.launcher.name == "local":
         workers = workers_of(config.launcher, runs)
     time, unknown = history.sum(remaining, workers)
-    if time == "?":
-        takes = "Unknown time"
-    elif time == NEEDS_GPU:
-        takes = f"This {NEEDS_GPU}: add hardware=NAME for its hours"
-    else:
-        takes = time[0].upper() + time[1:]
-    if time.startswith("about"):
-        takes += " on this machine"
+    if time == NEEDS_GPU:
+        return f"This {NEEDS_GPU}: add hardware=NAME for its hours"
+    takes = "Unknown time"
+    if time != "?":
+        takes = f"{time[0].upper()}{time[1:]} on this machine"
         if workers > 1:
             takes += f" with {workers} workers"
     if unknown:
@@ -395,23 +363,4 @@ def show_runs(
     omitted = len(runs) - max_lines
     if omitted > 0:
         lines.append(f"and {omitted} more; plan.lines={len(runs)} lists all")
-    return lines
-
-
-def published_lines(plan: TablePlan) -> list[str]:
-    """Return one line per published table.
-
-    It counts the cells with a published number, and names the rows and columns without one.
-    """
-    counts = Counter(cell.published[0] for cell in plan.cells.values() if cell.published)
-    lines = []
-    for key, count in counts.items():
-        absent: dict[str, None] = {}
-        for table, row, column in plan.unprinted:
-            if table == key:
-                absent[f"{row} {column}"] = None
-        suffix = ""
-        if absent:
-            suffix = f"; not printed there, so left empty: {', '.join(absent)}"
-        lines.append(f"published: {key} for {pluralize(count, 'cell')}{suffix}")
     return lines

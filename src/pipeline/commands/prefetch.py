@@ -12,16 +12,14 @@ import os
 import re
 import shutil
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any
 
 from fsspec.utils import glob_translate
-from tqdm import tqdm
 
 from pipeline.commands.plan import not_planned
 from pipeline.config.data import Source
@@ -48,7 +46,7 @@ from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
 from pipeline.tables.planned_runs import Planning
-from pipeline.text import first_few, pluralize
+from pipeline.text import first_few
 
 TIMEOUT = 60.0  # seconds without a byte after which a download fails
 
@@ -159,9 +157,9 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     """
     hub, entry = _hub_client(), lock.models.get(name, {})
     revision = revision_to_fetch(hub.model_info, name, entry.get("revision"), update)
-    repository = name.partition("@")[0]
-    fetch_files(hub, "model", repository, revision, HUB_PATTERNS, HUB_COPIES)
-    folder = cached_snapshot("model", repository, revision)
+    wanted: dict[str, Any] = {"allow_patterns": HUB_PATTERNS, "ignore_patterns": HUB_COPIES}
+    hub.snapshot_download(name.partition("@")[0], revision=revision, **wanted)
+    folder = cached_snapshot("model", name.partition("@")[0], revision)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     if not any(file.endswith(".safetensors") for file in files):
@@ -169,35 +167,6 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
             f"hub:{name} has no safetensors. Convert it: weights in pickles are not read."
         )
     lock.models[name] = {"revision": revision, "files": files, "dtypes": dtypes_in(folder)}
-
-
-def fetch_files(
-    hub: Any,
-    kind: str,
-    repository: str,
-    revision: str,
-    patterns: Sequence[str],
-    ignored: Sequence[str] = (),
-) -> Path:
-    """Fetch files of a repository and return their folder.
-
-    Prints how many bytes are not in the Hub's cache yet.
-    """
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.utils import filter_repo_objects
-
-    of_repository: dict[str, Any] = {"repo_type": kind, "revision": revision}
-    wanted: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": ignored}
-    # one request instead of one per file
-    files = hub.repo_info(repository, **of_repository, files_metadata=True).siblings
-    missing = []
-    for file in filter_repo_objects(files, **wanted, key=lambda file: file.rfilename):
-        if not try_to_load_from_cache(repository, file.rfilename, **of_repository):
-            missing.append(file.size or 0)
-    if missing:
-        size = tqdm.format_sizeof(sum(missing), "B")
-        say(f"  fetches {size} in {pluralize(len(missing), 'file')}")
-    return Path(hub.snapshot_download(repository, **of_repository, **wanted))
 
 
 def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
@@ -214,34 +183,19 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     name = next(same, pinned_as(source.hub, source.revision))
     entry = lock.datasets.get(name, {"revision": None, "parts": {}})
     revision = revision_to_fetch(hub.dataset_info, name, entry["revision"], update)
-    moved, parts = entry["revision"] != revision, dict(entry["parts"])
-    other_sources = []
-    for part, record in parts.items():
-        if moved and part != part_of(source):
-            other_sources.append(source_of(source, part, record))
-    for part_source in [
-        source,
-        *other_sources,
-    ]:  # at a new revision also the parts that only other tables read
-        kind, paths = data_files(hub, part_source, revision)
-        folder = fetch_files(hub, "dataset", source.hub, revision, list(map(escape, paths)))
-        sizes = {path: (folder / path).stat().st_size for path in paths}
-        parts[part_of(part_source)] = {"format": kind, "files": sizes}
-    lock.datasets[name] = {"revision": revision, "parts": parts}
-
-
-def source_of(source: Source, part: str, record: dict[str, Any]) -> Source:
-    """Return the source of another locked part of the same repository.
-
-    A part is a pattern of files, or a configuration and a split.
-    """
-    pattern = re.compile(glob_translate(part))
-    if all(map(pattern.match, record["files"])):
-        return replace(source, files=part, format=record["format"])
-    hub_config, _, split = part.rpartition("/")
-    return replace(
-        source, files=None, hub_config=None if hub_config == "default" else hub_config, split=split
+    kind, paths = data_files(hub, source, revision)
+    wanted = list(map(escape, paths))
+    folder = Path(
+        hub.snapshot_download(
+            source.hub, repo_type="dataset", revision=revision, allow_patterns=wanted
+        )
     )
+    sizes = {path: (folder / path).stat().st_size for path in paths}
+    parts = {}
+    if entry["revision"] == revision:  # other parts are fetched again by the tables that read them
+        parts = dict(entry["parts"])
+    parts[part_of(source)] = {"format": kind, "files": sizes}
+    lock.datasets[name] = {"revision": revision, "parts": parts}
 
 
 def fetch_for_harness(lock: Lock, hub: str, name: str | None) -> None:

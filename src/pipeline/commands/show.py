@@ -6,7 +6,6 @@ It reads the run's folder. On request it also prints some answers or rows.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -41,7 +40,7 @@ def show_run(config: ShowStage) -> str:
             f"run={config.run} has no manifest.json. Name a run that stage=status lists."
         )
     parts = [
-        heading_lines(manifest),
+        heading_lines(manifest, folder),
         deciding_lines(manifest),
         parent_lines(manifest),
         curve_lines(folder),
@@ -86,68 +85,44 @@ def indented(mark: str, lines: Iterable[str]) -> list[str]:
 
 
 def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
-    """Return the first rows that a training reads, or the rows of a data run as JSON.
+    """Return the first rows of a data run as JSON, or those that a training reads.
 
-    The trained part is green on a terminal, and in [[ ]] elsewhere.
+    The trained part is in [[ ]].
 
     Raises:
-        PipelineError: the run has no rows, or an earlier version did not keep them.
+        PipelineError: the run has no rows.
     """
     if manifest.stage == "data":
         rows = read_jsonl(folder / "train.jsonl")[: config.show.rows]
         texts = [json.dumps(row, ensure_ascii=False) for row in rows]
         return ["rows:", *indented("  ", texts)]
-    if manifest.stage not in ("sft", "cpt"):
-        raise PipelineError(
-            f"show.rows={config.show.rows}: {manifest.name} has no training set. Name a run of"
-            " stage=sft."
-        )
     if not (folder / ROWS).is_file():
         raise PipelineError(
-            f"show.rows: {manifest.name} has no {ROWS}, because an earlier version trained it. Show"
-            f" the rows of its data run: run={manifest.parents['data'].name}."
+            f"show.rows={config.show.rows}: {manifest.name} has no {ROWS}. Name a run of stage=sft"
+            " or stage=data."
         )
     from pipeline.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
-    if sys.__stdout__ and sys.__stdout__.isatty():
-        start_mark, end_mark = ("\033[32m", "\033[0m")
-    else:
-        start_mark, end_mark = ("[[", "]]")
     lines = ["rows (what is trained on is marked):"]
     for row in read_jsonl(folder / ROWS)[: config.show.rows]:
         text = ""
         pairs = zip(row["input_ids"], row["labels"], strict=True)
         for trained, part in groupby(pairs, key=lambda pair: pair[1] != -100):
             decoded = tokenizer.decode([token for token, _ in part])
-            if trained:
-                text += f"{start_mark}{decoded}{end_mark}"
-            else:
-                text += decoded
+            text += f"[[{decoded}]]" if trained else decoded
         lines += [*indented("  | ", text.splitlines()), ""]
     return lines[:-1]
 
 
-def heading_lines(manifest: Manifest) -> list[str]:
-    cost = manifest.cost
-    machine = manifest.machine
-    facts = [f"stage={manifest.stage}", f"attempt {manifest.attempt}", f"began {manifest.started}"]
-    spent = [f"{cost['seconds']:.0f} s"]
-    if cost.get("predicted_seconds") is not None:
-        spent.append(f"predicted {cost['predicted_seconds']:.0f} s")
-    if cost.get("peak_memory_bytes"):
-        spent.append(f"{cost['peak_memory_bytes'] / 1e9:.1f} GB at most")
-    hardware = []
-    for key, value in machine.items():
-        if isinstance(value, str | int) and value != "":
-            hardware.append(f"{key} {value}")
+def heading_lines(manifest: Manifest, folder: Path) -> list[str]:
     lines = [manifest.name]
     merge = manifest.facts.get("merge")
     if merge:
         lines.append(f"merge: {merge}")
-    lines += [", ".join(facts), ", ".join(spent)]
-    if hardware:
-        lines.append(f"on {', '.join(hardware)}")
+    lines.append(f"stage={manifest.stage}, attempt {manifest.attempt}, began {manifest.started}")
+    device = manifest.machine.get("device", "?")
+    lines.append(f"{manifest.seconds:.0f} s on {device}, in {folder}")
     lines.append(f"hash {manifest.hash}")
     return lines
 

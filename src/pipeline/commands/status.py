@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +26,9 @@ from pipeline.launch.plan_file import LOGS, Task, read_plans
 from pipeline.launch.slurm import FOLDER, log_of
 from pipeline.launch.slurm_commands import last_log_line
 from pipeline.runs import resume, state
-from pipeline.runs.folders import label_in, scan_folders
+from pipeline.runs.folders import scan_folders
 from pipeline.runs.lease import latest_work_folder, live_holder
 from pipeline.runs.manifest import MANIFEST, Malformed, Manifest, read_file
-from pipeline.stages.rows import RUN_STAGES
 from pipeline.text import align_columns
 
 CACHE = "status.json"  # a file in runs_dir/.digests
@@ -65,7 +63,7 @@ def show_status(config: StatusStage) -> str:
             f"runs_dir={runs_dir} does not exist. It has no runs yet, or runs_dir is another"
             " folder."
         )
-    statuses = all_statuses(runs_dir, rerun=bool(config.table))
+    statuses = all_statuses(runs_dir)
     of_table = ""
     if config.table:
         of_table = f" of table={config.table}"
@@ -108,27 +106,12 @@ def hashes_of(config: TableStage) -> set[str]:
     return {run.hash for run in runs}
 
 
-def all_statuses(runs_dir: Path, rerun: bool = True) -> list[RunStatus]:
-    """Return finished runs, oldest first, then the others in the order of their plans.
-
-    Args:
-        runs_dir: the folder of runs.
-        rerun: whether to include failed runs that were repeated successfully after a change. Failed
-            runs that block other runs are always included.
-    """
+def all_statuses(runs_dir: Path) -> list[RunStatus]:
+    """Return finished runs, oldest first, then the others in the order of their plans."""
     oldest_first = sorted(finished_runs(runs_dir), key=lambda run: run.started)
     finished = {run.hash: run for run in oldest_first}
-    later = {(label_in(run.name), run.stage): run.started for run in finished.values()}
-    unfinished = unfinished_statuses(runs_dir, finished)
-    blocking = {status.detail for status in unfinished if status.state == "blocked"}
     statuses = [of_finished(run) for run in finished.values()]
-    for status in unfinished:
-        if not rerun and status.state == "failed" and f"by {status.run}" not in blocking:
-            started = later.get((label_in(status.run), status.stage))
-            if was_rerun(runs_dir / ".work" / status.hash, started):
-                continue
-        statuses.append(status)
-    return statuses
+    return statuses + unfinished_statuses(runs_dir, finished)
 
 
 def unfinished_statuses(runs_dir: Path, finished: Container[str]) -> list[RunStatus]:
@@ -148,19 +131,6 @@ def unfinished_statuses(runs_dir: Path, finished: Container[str]) -> list[RunSta
     return statuses
 
 
-def was_rerun(workplace: Path, later: str | None) -> bool:
-    """Return True if a changed run of the same label finished after this run failed.
-
-    Args:
-        workplace: the work folder of the failed run.
-        later: when the changed run started.
-    """
-    since = state.read_state(workplace).get("since")
-    if not since or not later:
-        return False
-    return datetime.fromisoformat(str(since)) <= datetime.fromisoformat(later)
-
-
 class Finished(NamedTuple):
     """The facts of a finished run that status shows.
 
@@ -171,7 +141,6 @@ class Finished(NamedTuple):
     name: str
     hash: str
     stage: str
-    version: int | None
     started: str
     seconds: float
     attempt: int
@@ -209,21 +178,13 @@ def finished_runs(runs_dir: Path) -> list[Finished]:
 
 def read_finished(state: Sequence[int], manifest: Manifest) -> Finished:
     score = main_score(manifest.facts.get("scores") or {})
-    settings = {}
-    if score:
-        settings = manifest.config.get("eval", {})
-    limit = settings.get("limit")
-    if limit:
-        score = f"{score} ({limit} questions)"
-    split = settings.get("split", "test")
-    if split != "test":
-        score = f"{score} ({split})"
+    if score and manifest.config.get("eval", {}).get("split", "test") != "test":
+        score += " (dev)"
     return Finished(
         state=state,
         name=manifest.name,
         hash=manifest.hash,
         stage=manifest.stage,
-        version=manifest.decided_by.get("version"),
         started=manifest.started,
         seconds=manifest.seconds,
         attempt=manifest.attempt,
@@ -232,16 +193,12 @@ def read_finished(state: Sequence[int], manifest: Manifest) -> Finished:
 
 
 def of_finished(run: Finished) -> RunStatus:
-    row = RUN_STAGES.get(run.stage)
     minute = run.started[: len("2026-01-01T00:00")]
-    detail = f"began {minute.replace('T', ' ')}"
-    if row is not None and run.version != row.version:
-        detail = f"by version {run.version} of the stage, now {row.version}"
     return RunStatus(
         run=run.name,
         stage=run.stage,
         state="finished",
-        detail=detail,
+        detail=f"began {minute.replace('T', ' ')}",
         hash=run.hash,
         seconds=run.seconds,
         attempt=run.attempt,
@@ -315,13 +272,6 @@ def of_unfinished(
             status.state, status.detail = "stopped", unpublished_reason(workplace, record, job)
     if blocked and not owner or status.state == "failed":
         failed[run_hash] = blocked or name
-    if task:
-        row = RUN_STAGES.get(stage)
-        if row and task.version != row.version:
-            status.detail = (
-                f"planned for version {task.version} of the stage, now {row.version};"
-                f" {status.detail}"
-            )
     return status
 
 
@@ -350,21 +300,17 @@ def step_progress(status: RunStatus, record: dict[str, Any]) -> str:
 
 
 def unpublished_reason(workplace: Path, record: dict[str, Any], job: str | None) -> str:
-    """Return why a run was not published, and how to resume or delete it.
+    """Return why a run was not published, and how to resume it.
 
     `record` is the state of the run, and `job` the Slurm job that should have computed it.
     """
+    reason = "its job or process ended"
+    if record.get("state") == "stopped":
+        reason = "it received a signal"
     resume_point = resume.read_resume_point(latest_work_folder(workplace))
-    ended = {"running": "its job or process ended", "stopped": "it received a signal"}
-    reason = ended.get(record.get("state", ""), "it was abandoned")
-    progress = ""
     if resume_point:
-        progress = f", resume point after step {resume_point['step']}"
-    knobs = "clean.hours=0"
-    if resume_point:
-        knobs += " clean.resume_points=true"
-    deletes = f"stage=clean {knobs} clean.dry_run=false deletes it and other unfinished work"
+        reason += f", resume point after step {resume_point['step']}"
     resumes = ""
     if job:
         resumes = f"job {job} resumes it where squeue --me lists it, else "
-    return f"{reason}{progress}; {resumes}rerun the same command to resume; {deletes}"
+    return f"{reason}; {resumes}rerun the same command to resume; stage=clean deletes it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from pipeline.config.overrides import override_of
 from pipeline.config.stages import Report, SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch.launchers import Execute, executor_for, what_failed
-from pipeline.launch.slurm import CONTINUES
 from pipeline.progress import say
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
@@ -41,12 +39,10 @@ def make_table(config: TableStage) -> Path:
     check_writable(config.runs_path, create=False)  # before their digests are needed
     targets, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
-    # A job that continues a table skips the check of prompts, because evaluations check them, too.
-    prompts = CONTINUES not in os.environ
     again = [override_of(key, value) for key, value in config.given.items()]
     if config.launcher.dry_run:
         show_plan(compose([*again, "stage=plan"]))  # type: ignore[arg-type]  # which refuses more
-    elif causes := problems_of(planning, runs, reasons, prompts, waiting):
+    elif causes := problems_of(planning, runs, reasons, waiting):
         raise PipelineError(*causes)
     reported = replace(
         reported, table=config.table, data_root=config.data_root, every=dict(config.every)
@@ -56,9 +52,7 @@ def make_table(config: TableStage) -> Path:
         reported.write_state(report_folder(planning))
     failed: dict[str, str] = {}
     executed: set[str] = set()
-    with executor_for(
-        config.launcher, targets, again or None, planning.waiting_evaluations
-    ) as execute:
+    with executor_for(config.launcher, targets, again or None) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
             failed = execute_targets(execute, planning, targets, failed)
             executed |= {run.hash for run in targets}

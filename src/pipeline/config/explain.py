@@ -38,6 +38,7 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
         " (docs/reference/merging.md)"
     ),
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
+    "plan.prompts": "an evaluation measures its prompts before it loads the weights",
     "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",
     "merge=ties_peft": "merge=ties is the paper's definition",
     "eval=afrimgsm": LANGUAGES.format("afrimgsm_swa_prompt_1"),

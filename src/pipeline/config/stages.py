@@ -47,9 +47,7 @@ class Tracking(Knobs):
     entity: str | None = None  # user or team; null: the key's default
     mode: str = knob("auto", options=("auto", "online", "offline", "disabled"))
     weights: bool = False  # log the weights of each model as an artifact
-    timeout: float = knob(
-        30.0, ge=1
-    )  # seconds after which a call of W&B fails and W&B is switched off
+    timeout: float = knob(30.0, ge=1)  # seconds that W&B has to start and to finish a run
 
 
 # a setting that only launcher=slurm reads
@@ -334,7 +332,6 @@ class Plan(Knobs):
     gpus: int = knob(1, ge=1)
     lines: int = knob(0, ge=0)  # list this many runs, and all notes in full
     keys: bool = False  # also list which keys of `every` enter run hashes
-    prompts: bool = False  # also check that prompts fit their models: reads data and tokenizers
     expand: bool = (
         False  # only print the full table as YAML: inherited keys filled in, a study expanded
     )

@@ -34,7 +34,7 @@ class Model(Knobs):
     )
     licence: str = knob(
         "", hashed=False
-    )  # as spelled on the Hub; empty: the licence in the base's model card
+    )  # as spelled on the Hub, for the card of an export; empty: unknown
     init: str = knob("pretrained", options=("pretrained", "random"))
     # init=random: fields of transformers' config, with model_type among them
     architecture: dict[str, Any] = knob(

@@ -140,19 +140,6 @@ def scored_sets(config: DataStage) -> dict[str, str] | None:
     return config.data.scored
 
 
-def comparison_text(config: DataStage, data_root: Path | None) -> str:
-    """Return a plan's sentence about the benchmarks that a data run compares its rows with."""
-    folder, scored = folder_of(config, data_root), scored_sets(config) or {}
-    files = files_compared(folder, scored)
-    names = list(dict.fromkeys(name for name, _ in files.values()))
-    remark = ""
-    for name, place in scored.items():
-        if folder is None and not place:
-            names.append(name)
-            remark = ", as far as the Hub can be read"
-    return f"rows are compared with {', '.join(names) or 'no benchmark'}{remark}"
-
-
 def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
     """Return True if data_root is a data run or a small world.
 

@@ -20,8 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.defaults import card_of
-from pipeline.config.stages import HARDWARE, DataStage, EvalStage, TrainStage
+from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.flops import Gpu, cards
@@ -29,7 +28,6 @@ from pipeline.estimate.gpu_budget import (
     dtype_of,
     memory_of,
     scoring_work,
-    training_cost,
     training_work,
 )
 from pipeline.estimate.models import Evaluation, Training, shape_for
@@ -144,9 +142,7 @@ class History:
             return False
         return (seconds or 0.0) > DAY or (memory_here(run, row=0) or 0.0) > cpu.memory()
 
-    def sum(
-        self, runs: Sequence[Run], workers: int = 1, left: Mapping[str, float] = {}
-    ) -> tuple[str, str]:
+    def sum(self, runs: Sequence[Run], workers: int = 1) -> tuple[str, str]:
         """Return the time that runs take together, and a text about the runs that it leaves out.
 
         The time is "?" if no run's time is known.
@@ -154,14 +150,11 @@ class History:
         Args:
             runs: The runs, with parents before children if there are several workers.
             workers: The number of workers.
-            left: The remaining seconds of runs in progress, by their hashes.
         """
         known: list[tuple[Run, float]] = []
         needing = unknown = 0
         for run in runs:
-            seconds = left.get(run.hash)
-            if seconds is None:
-                seconds = self.predict(run)
+            seconds = self.predict(run)
             if self.needs_gpu(run, seconds):
                 needing += 1
             elif seconds is None:
@@ -240,51 +233,27 @@ def training_seconds(run: Training, machine: Gpu) -> float:
 
 
 def describe_training(run: Training, options: Mapping[str, str]) -> str:
-    """Return a line that describes a training: recipe, mixture, rows, steps, tokens, and cost.
+    """Return a line that describes a training: recipe, mixture, rows, steps, tokens, and time.
 
-    The cost is for the GPU of hardware=. Without hardware=, it is for this CPU if the training
-    fits, otherwise for an A100.
+    The time is that on this machine. Jobs have other machines.
 
     Args:
         run: The training.
         options: The keys and values of its command.
     """
-    launcher = run.config.launcher
-    rows, steps, tokens = (_shown(count, ",.0f") for count in expected_size(run))
+    rows, steps, tokens = (
+        "?" if count is None else f"{count:,.0f}" for count in expected_size(run)
+    )
     recipe = options.get("recipe", "default")
     mixture = options.get("mixture", "all")
     about = (
         f"{run.label}: recipe={recipe} mixture={mixture}, {rows} rows in {steps} steps,"
         f" {tokens} tokens"
     )
-    gpu = card_of(options.get(HARDWARE))
-    by_job = launcher.name == "slurm" and launcher.gpus != 0  # on a node's GPUs
-    bytes_here = memory_here(run)
-    fits_here = HARDWARE in options or (bytes_here or 0.0) <= cpu.memory()
-    if not (gpu or by_job or visible_gpus()) and fits_here:
-        seconds = guess(run, lambda: None)
-        time = "?" if seconds is None else f"about {format_duration(seconds)}"
-        return f"{about}; on this CPU: {_shown(bytes_here, '.1f', 1e9)} GB, {time}"
-    return f"{about}; on {_cost_on_gpu(run, gpu or ON_GPU)}"
-
-
-def _shown(value: float | None, form: str, unit: float = 1) -> str:
-    return "?" if value is None else format(value / unit, form)
-
-
-def _cost_on_gpu(run: Training, gpu: str) -> str:
-    processes = run.config.sft.processes
-    takes, hours = "? GB a GPU", "?"
-    with suppress(*UNKNOWN):
-        card = cards()[gpu]
-        memory = memory_of(run, card=card.memory)
-        takes = f"{memory / 1e9:.0f} GB a GPU"
-        if memory > card.memory:
-            takes += f", more than its {card.memory / 1e9:.0f}: see hardware="
-        hours = f"{training_cost(run, card).hours:.1f}"
-    if processes > 1:
-        gpu = f"{processes} x {gpu}"
-    return f"{gpu}: {takes}, {hours} GPU-hours"
+    seconds = guess(run)
+    if run.config.launcher.name == "slurm" or seconds is None:
+        return about
+    return f"{about}; about {format_duration(seconds)} here"
 
 
 def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> float | None:

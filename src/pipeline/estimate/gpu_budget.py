@@ -9,15 +9,12 @@ points are not counted either, because they are deleted when their training ends
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
-from pipeline.config import conf
-from pipeline.config.defaults import read_hardware
-from pipeline.config.stages import HARDWARE, EvalStage, Plan, SelectStage, TrainStage
+from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import (
@@ -124,7 +121,6 @@ def estimate_costs(
     plan: Plan,
     free_snapshots: bool = False,
     waiting: Sequence[Run] = (),
-    typed: Container[str] = (),
 ) -> Bill:
     """Return the costs of unfinished runs. The evaluations for selections are a separate kind.
 
@@ -133,7 +129,6 @@ def estimate_costs(
         plan: The settings of the plan.
         free_snapshots: Whether snapshots are deleted once they are ranked.
         waiting: Representative evaluations, for models that are not chosen yet.
-        typed: Keys that hardware= would not change.
     """
     assert plan.gpu is not None
     total = Bill(plan)
@@ -162,7 +157,7 @@ def estimate_costs(
     total.disk = disk_bytes(costs, selections, free_snapshots)
     total.freed = disk_bytes(costs, selections, True)
     for kind, of_kind in total.kinds.items():
-        total.causes += infeasibility_messages(kind, of_kind, plan, typed)
+        total.causes += infeasibility_messages(kind, of_kind, plan)
     return total
 
 
@@ -364,17 +359,8 @@ def dtype_of(run: Evaluation) -> str:
 # --- runs that do not fit ---
 
 
-def infeasibility_messages(
-    kind: str, costs: list[Cost], plan: Plan, typed: Container[str] = ()
-) -> Iterator[str]:
-    """Yield the reasons why runs of a kind do not fit, with overrides that make them fit.
-
-    Args:
-        kind: The kind of the runs.
-        costs: Their costs.
-        plan: The settings of the plan.
-        typed: Keys that hardware= would not change.
-    """
+def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan) -> Iterator[str]:
+    """Yield the reasons why runs of a kind do not fit."""
     widest = max(costs, key=lambda cost: cost.gpus)
     if widest.gpus > plan.gpus:
         above = sum(cost.gpus > plan.gpus for cost in costs)
@@ -387,68 +373,12 @@ def infeasibility_messages(
     if not large:
         return
     largest = max(large, key=lambda cost: cost.memory)
-    remedies = _remedies(kind, large, plan, typed)
-    for name, card in cards().items():
-        if largest.memory <= card.memory:
-            remedies.append(f"plan.gpu={name}")
+    remedy = "every.eval.dtype=bfloat16"
+    if isinstance(largest.run.config, TrainStage):
+        remedy = "every.sft.adapter=lora"
     need = "needs" if len(large) == 1 else "need"
-    remedy = ", or ".join(remedies) or "no knob here"
     yield (
         f"{pluralize(len(large), 'run')} of {kind} {need} up to {largest.memory / 1e9:.0f} GB a"
-        f" GPU, and {plan.gpu} has {room / 1e9:.0f}: {remedy} makes them fit"
-        f" ({largest.run.label})"
+        f" GPU, and {plan.gpu} has {room / 1e9:.0f}. Set hardware= for more or larger GPUs, or"
+        f" {remedy} ({largest.run.label})."
     )
-
-
-def _remedies(kind: str, large: list[Cost], plan: Plan, typed: Container[str]) -> list[str]:
-    """Return overrides that make large runs fit on the plan's card, or on another card."""
-    room = cards()[plan.gpu or ""].memory
-    runs = [cost.run for cost in large]
-    if isinstance(runs[0].config, TrainStage):
-        options = hardware_that_fits(runs, typed=typed)
-        on_card = [option for option, card in options if card == plan.gpu]
-        return on_card or [option for option, _ in options[:1]]
-    if all(least_memory(run, "bfloat16") <= room for run in runs):
-        prefix = "every.select." if kind == "selection" else "every."
-        return [f"{prefix}eval.dtype=bfloat16 for all rows"]
-    return []
-
-
-def hardware_that_fits(
-    large: Sequence[Training], room: float | None = None, typed: Container[str] = ()
-) -> list[tuple[str, str]]:
-    """Return the options of hardware= that trainings fit on, the smallest node first.
-
-    Args:
-        large: The trainings.
-        room: The available bytes. None: the bytes of the option's card.
-        typed: Keys that stay unchanged.
-
-    Returns:
-        The options, each with its card.
-    """
-    nodes: list[tuple[int, str, str]] = []  # bytes of a node, option, card
-    for name in conf.options(HARDWARE):
-        machine = read_hardware(name).get("plan", {})
-        card = machine.get("gpu")
-        if not card:
-            continue
-        memory = cards()[card].memory
-        with suppress(PipelineError):  # the number of processes does not divide the batch
-            changed = [with_recipe(run, **knobs_of(name, run, typed)) for run in large]
-            needed = max(map(memory_of, changed))
-            if needed <= (memory if room is None else room):
-                nodes.append((memory * machine["gpus"], f"{HARDWARE}={name}", card))
-    return [(option, card) for _, option, card in sorted(nodes)]
-
-
-def knobs_of(name: str, run: Training, typed: Container[str]) -> dict[str, Any]:
-    """Return the settings of sft that an option of hardware= sets, except typed settings."""
-    decided = {"micro_batch_size": None}  # another option may have set it
-    decided |= read_hardware(name, run.config.sft.adapter).get("sft", {})
-    return {key: value for key, value in decided.items() if f"sft.{key}" not in typed}
-
-
-def with_recipe(run: Training, **knobs: Any) -> Training:
-    """Return a training with some settings of sft changed."""
-    return replace(run, config=replace(run.config, sft=replace(run.config.sft, **knobs)))

@@ -6,10 +6,8 @@ import contextlib
 import functools
 import logging
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from datasets.exceptions import DatasetGenerationError
@@ -22,14 +20,12 @@ from lm_eval.tasks import TaskManager
 from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.evaluation import Eval, is_sampled
 from pipeline.errors import PipelineError, first_line, suggest
-from pipeline.evaluate.decode import can_decode
-from pipeline.evaluate.model import DRAW, open_model
+from pipeline.evaluate.model import DRAW
 from pipeline.evaluate.tasks import data_sets
 from pipeline.evaluate.templates import RefusedTemplate, remember_places
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock, unusable_cache
 from pipeline.models.load import date_of_templates
-from pipeline.progress import say
 from pipeline.text import one_line
 
 FEWSHOT_SEED = 1234  # the default of the harness' simple_evaluate
@@ -321,31 +317,6 @@ def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:
             tokens -= 1  # the last token is only predicted
         needed[doc_id] = max(needed.get(doc_id, 0), tokens)
     return needed
-
-
-def measured(
-    spec: TaskSpec, folder: Path, settings: Eval, lock: Lock
-) -> tuple[dict[int, int], int]:
-    """Measure the prompts of one task with the model in `folder`, without reading its weights.
-
-    Returns:
-        `tokens_needed`, and the most tokens that the model takes.
-
-    Raises:
-        PipelineError: The data cannot be read, or the model's files do not match its config.json.
-    """
-    with contextlib.redirect_stdout(sys.stderr), harness_tamed():
-        (task,) = load_tasks([spec], lock)
-        lm = open_model(folder)
-        model_settings(lm, settings)
-        rows = rows_asked(spec, task, settings)
-        requests = build_requests(lm, spec, task, rows, settings)
-        if task.OUTPUT_TYPE == "generate_until" and not can_decode(lm.model):
-            say(
-                f"{spec.name}: {folder.name} answers by transformers' generate, which takes longer:"
-                " its layers or its generation_config.json do not allow other batches"
-            )
-        return tokens_needed(lm, requests), lm.max_length
 
 
 def template_problem(problem: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.commands.export_model import base_given
-from pipeline.commands.model_card import find_ancestors
+from pipeline.commands.model_card import model_folders
 from pipeline.config.stages import ExportStage
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source, with_uniform_rank
@@ -15,7 +15,7 @@ from pipeline.merge.merge import Merging, open_merge, why_dense
 from pipeline.merge.methods.soup import Soup
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import read_manifest
-from pipeline.runs.run import Parent
+from pipeline.runs.run import External, Parent
 
 
 def open_as_adapter(model: Parent, config: ExportStage) -> Merging:
@@ -48,9 +48,9 @@ def hub_id_of_base(model: Parent, runs_dir: Path) -> str:
     """
     manifest = read_manifest(model.folder)
     if manifest and manifest.stage == "merge":
-        for role, parent in find_ancestors(manifest, runs_dir).items():
+        for role, folder in model_folders(manifest, runs_dir).items():
             if role != "base":
-                return hub_id_of_base(parent, runs_dir)
+                return hub_id_of_base(External(folder.name, "", folder), runs_dir)
         return ""
     with suppress(PipelineError):
         return getattr(base_of(model, runs_dir, "checkpoint"), "hub", None) or ""

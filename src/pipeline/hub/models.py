@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.models.files import HUB_COPIES, HUB_PATTERNS
@@ -83,47 +82,6 @@ def hub_errors() -> tuple[type[Exception], ...]:
 def of_hub(folder: Path) -> bool:
     """Return True if this is a name on the Hub, org/name, and not a folder."""
     return not folder.is_dir() and not folder.is_absolute() and len(folder.parts) <= 2
-
-
-def read_metadata(folder: Path, ask: bool = True) -> dict[str, Any]:
-    """Return the metadata of a model card, the head of README.md.
-
-    It is empty without a card, or if the card is unavailable.
-
-    Args:
-        folder: a folder, or the Hub's org/name[@revision].
-        ask: if False, only read the Hub's cache.
-    """
-    file = folder / "README.md"
-    if of_hub(folder):
-        from huggingface_hub import HfApi, hf_hub_download
-
-        name, _, revision = str(folder).partition("@")
-        try:
-            if ask:
-                HfApi().model_info(name, revision=revision or None, timeout=SECONDS)
-        except hub_errors():  # the cache may have the card
-            ask = False
-        try:
-            file = Path(
-                hf_hub_download(
-                    name, "README.md", revision=revision or None, local_files_only=not ask
-                )
-            )
-        except hub_errors():  # there is no card, or it is not in the cache
-            return {}
-    if not file.is_file():
-        return {}
-    from huggingface_hub import metadata_load
-    from yaml import YAMLError
-
-    try:
-        content = metadata_load(file)
-    except (YAMLError, ValueError):  # no metadata
-        return {}
-    if isinstance(content, dict):
-        return content
-    return {}
 
 
 def refusal_of_model(name: str, error: Exception) -> PipelineError:

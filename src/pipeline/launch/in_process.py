@@ -23,7 +23,6 @@ from pipeline.launch.attempts import count_attempt
 from pipeline.launch.plan_file import gpus_requested
 from pipeline.launch.preflight import refuse_too_large
 from pipeline.progress import say
-from pipeline.runs.disk import disk_full_reason
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.run import Run
 from pipeline.runs.stop import convert_errors_after_signal
@@ -187,7 +186,4 @@ def error_sentence(error: BaseException) -> str | None:
     ) in DEVICE_ERRORS.items():  # the text may be the traceback of another process
         if re.search(pattern, str(error)):
             return sentence
-    reason = disk_full_reason(error)
-    if reason:
-        return f"{reason}; nothing was published"
     return None

@@ -48,7 +48,6 @@ def executor_for(
     launcher: Launcher,
     targets: Sequence[Run],
     again: Sequence[str] | None = None,
-    later: Callable[[], Sequence[Run]] = tuple,
 ) -> Iterator[Execute]:
     """Yield a function that computes targets.
 
@@ -59,7 +58,6 @@ def executor_for(
         targets: the runs of the first call.
         again: arguments of the command that a last Slurm job runs when all other jobs are done, or
             None for no such job.
-        later: returns the runs of later calls, which are included in the estimated time left.
     """
     if launcher.name == "slurm":
         from pipeline.launch.slurm import execute
@@ -68,7 +66,7 @@ def executor_for(
         return
     count = workers_of(launcher, order_runs(list(targets)))
     with keep_models_resident() if count == 1 else nullcontext():
-        with Local(count, visible_gpus(), later, planned=True) as local:
+        with Local(count, visible_gpus(), planned=True) as local:
             yield local.execute
 
 

@@ -31,14 +31,13 @@ from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
 from pipeline.launch.plan_file import Task, plan_name, publish_plan, tasks_of
 from pipeline.launch.preflight import refuse_too_large
 from pipeline.launch.work import BLOCKED, LOOK, Session, work
-from pipeline.progress import LOG_SECONDS, say
+from pipeline.progress import LOG_SECONDS, format_duration, say
 from pipeline.runs import state, stop
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
 from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, waits_for
 from pipeline.runs.make import clear_workplace
-from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.text import pluralize
@@ -54,7 +53,6 @@ class Local:
     Args:
         count: number of processes.
         cards: the GPUs that the processes share.
-        later: returns the known runs of later calls, which are included in the time left.
         aloud: whether failures are printed. False if the caller prints them.
         planned: whether the plan is published for stage=status.
     """
@@ -63,11 +61,10 @@ class Local:
         self,
         count: int = 1,
         cards: Sequence[str] = (),
-        later: Callable[[], Sequence[Run]] = tuple,
         aloud: bool = True,
         planned: bool = False,
     ) -> None:
-        self.count, self.later, self.aloud, self.planned = count, later, aloud, planned
+        self.count, self.aloud, self.planned = count, aloud, planned
         if cards and count > 1:
             self.places = places_of(cards, count)
         else:
@@ -141,7 +138,7 @@ class Local:
         for run in unfinished:
             if run.name not in failed:
                 remaining.append(run)
-        self.watch(remaining, history, len(runs))
+        self.watch(remaining, len(runs))
         tasks = tasks_of(remaining, history.predict)
         if (
             self.count > 1
@@ -268,20 +265,15 @@ class Local:
 
     # --- what is printed ---
 
-    def watch(self, runs: Sequence[Run], history: History, total: int) -> None:
+    def watch(self, runs: Sequence[Run], total: int) -> None:
         """Begin to print the progress of runs.
 
         `total` is the number of runs in the plan, including finished runs.
         """
         self.runs = {run.hash: run for run in runs}
-        self.history, self.total = history, total
-        self.later_runs = self.later() if runs else ()
+        self.total = total
         self.started: dict[str, float] = {}  # start times of the runs that are being computed
         self.ended: set[str] = set()
-        self.told, self.told_until = (
-            ("", ""),
-            0.0,
-        )  # the time left, and until when it stays valid
         self.shown_at = time.monotonic()
 
     def tell(self) -> None:
@@ -295,9 +287,8 @@ class Local:
             name = session.names[key]
             if key in session.begun and key not in self.started:
                 self.started[key] = time.monotonic()
-                left, more = self.time_left()
                 stage = self.runs[key].config.stage
-                say(f"{self.head()} {name} ({stage}), {left} left in all{more}")
+                say(f"{self.head()} {name} ({stage}), {self.time_left()} left in all")
             if key in session.failed:
                 self.tell_failure(name, session.failed[key])
             elif key in session.done:
@@ -305,9 +296,6 @@ class Local:
                 seconds = ended_at - self.started.get(key, ended_at)
                 which = name if self.count > 1 else self.head()
                 say(f"{which} done in {seconds:.1f} s")
-                manifest = read_manifest(self.runs[key].folder)
-                if manifest:
-                    self.history.add(manifest)
             else:
                 continue
             self.started.pop(key, None)
@@ -332,36 +320,16 @@ class Local:
             self.shown_at = time.monotonic()
             say(self.progress_line())
 
-    def time_left(self) -> tuple[str, str]:
-        """Return the expected time until the end, and what it leaves out.
-
-        A running training is measured by its steps. The time is computed again after twenty times
-        the duration of its last computation.
-        """
-        asked_at = time.monotonic()
-        if asked_at >= self.told_until:
-            left: dict[str, float] = {}
-            for key, begun in self.started.items():
-                seconds = seconds_of_steps_left(self.runs[key])
-                if seconds is None:
-                    expected = self.history.predict(self.runs[key])
-                    if expected is not None:
-                        seconds = max(0.0, expected - (asked_at - begun))
-                if seconds is not None:
-                    left[key] = seconds
-            remaining = []
-            for task in self.session.left:
-                if task.hash in self.runs:
-                    remaining.append(self.runs[task.hash])
-            total, unknown = self.history.sum([*remaining, *self.later_runs], self.count, left)
-            self.told = total, f", not including {unknown}" if unknown else ""
-            self.told_until = asked_at + 20 * (time.monotonic() - asked_at)
-        return self.told
+    def time_left(self) -> str:
+        """Return the predicted time of the runs that have not ended."""
+        known = [task.seconds for task in self.session.left if task.seconds is not None]
+        if not known:
+            return "unknown time"
+        return f"about {format_duration(sum(known) / self.count)}"
 
     def progress_line(self) -> str:
         """Return a line with the remaining runs and time, and the progress of each run."""
-        left, more = self.time_left()
-        parts = [f"{pluralize(len(self.session.left), 'run')} and {left} left{more}"]
+        parts = [f"{pluralize(len(self.session.left), 'run')} and {self.time_left()} left"]
         for key, begun in self.started.items():
             record = state.read_state(self.runs[key].workplace)
             step = ""
@@ -393,11 +361,3 @@ def why_failed(run: Run, failed: Mapping[str, str], finished: bool) -> str | Non
     except Exception as error:
         return reason_of(error)
     return None
-
-
-def seconds_of_steps_left(run: Run) -> float | None:
-    """Return the seconds that the remaining steps of a training take, or None if unknown."""
-    record = state.read_state(run.workplace)
-    if record.get("state") != "running" or not record.get("seconds_a_step"):
-        return None
-    return float((record["steps"] - record["step"]) * record["seconds_a_step"])

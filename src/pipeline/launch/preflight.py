@@ -3,26 +3,20 @@
 Examples are evaluations that fail the early checks of stage=eval, data runs with too few rows,
 trainings that lack a library, and models that do not fit in memory.
 
-Data that an unfinished data run will write are not checked. Measuring prompt lengths needs the
-tokenizer and the harness and takes seconds. The lengths are cached in runs_dir/.lengths by task,
-language, data, tokenizer and model configuration.
+Data that an unfinished data run will write are not checked.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.stages import DataStage, EvalStage, TrainStage, trains
 from pipeline.config.training import refuse_unknown_targets
 from pipeline.data.benchmarks import uncompared_benchmarks
@@ -31,22 +25,18 @@ from pipeline.data.mixture import refuse_unusable
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
-from pipeline.estimate.gpu_budget import hardware_that_fits
 from pipeline.estimate.models import models_of
-from pipeline.estimate.training_rows import row_problems, source_files
+from pipeline.estimate.training_rows import source_files
 from pipeline.evaluate.before import (
     OF_TASKS,
     check_all,
     check_base,
     define_tasks,
     refuse_model,
-    refuse_too_long,
 )
-from pipeline.files import sha256, write_atomically
-from pipeline.hub.lock import read_lock
 from pipeline.hub.models import local_folder
 from pipeline.models.checkpoint import Checkpoint, is_adapter
-from pipeline.models.files import ADAPTER_CONFIG, DECIDING
+from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.models.skeleton import check_shapes
 from pipeline.progress import warn
 from pipeline.runs.make import why_not_finished
@@ -55,10 +45,11 @@ from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.hub_inputs import experts_on_hub
 from pipeline.stages.lengths import LARGE, rows_of
 from pipeline.stages.merge import has_full_weights, is_external
+from pipeline.stages.steps import rows_of_sets
 from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_torchao
+from pipeline.train.steps import steps_of
 
-LENGTHS = ".lengths"
 MOST_ROWS = 1_000_000  # largest file whose rows are drawn while planning
 Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # caches of model_here and check_once
 
@@ -66,9 +57,8 @@ Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # caches of model_
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
     """Return one sentence for each training or data run that cannot run.
 
-    Causes are rows without a loss, a missing library, LoRA targets that the base does not have, and
-    sources with too few rows. A finished training set that was never compared with a newer
-    benchmark gives a warning.
+    Causes are a missing library, LoRA targets that the base does not have, and too few rows. A
+    finished training set that was never compared with a newer benchmark gives a warning.
 
     `remaining` has the hashes of the unfinished runs.
     """
@@ -87,12 +77,13 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
                 refuse_without_torchao(run.config.sft)
                 refuse_targets_of_base(run)
                 check_base_files(run)
+                check_steps(run)
             except PipelineError as error:
                 problems.append(str(error))
         if isinstance(run.config, DataStage):
             problems += source_problems(run)
             problems += filter(None, [too_few_rows(run)])
-    return [*dict.fromkeys(problems), *row_problems(unfinished)]
+    return [*dict.fromkeys(problems)]
 
 
 def source_problems(run: Run[DataStage]) -> list[str]:
@@ -131,6 +122,19 @@ def too_few_rows(run: Run[DataStage]) -> str:
     except PipelineError as error:
         return str(error)
     return ""
+
+
+def check_steps(run: Run[TrainStage]) -> None:
+    """Raise PipelineError if a training takes more steps than its rows give."""
+    data = run.parents["data"]
+    if run.config.sft.packing or not isinstance(data, Run):
+        return
+    counts = rows_of_sets(run.config.sft, data, expected=True)
+    if counts:
+        try:
+            steps_of(run.config.sft, counts)
+        except PipelineError as error:
+            raise PipelineError(f"{run.name}: {error}") from error
 
 
 def check_base_files(run: Run[TrainStage]) -> None:
@@ -176,11 +180,10 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
         return
     need = f"{largest.name} takes {bytes_needed / 1e9:.0f} GB of memory"
     if on_gpu:
-        options = [option for option, _ in hardware_that_fits([largest], room)]
-        remedy = "No hardware= makes it fit: use a larger GPU"
-        if options:
-            remedy = f"Set {' or '.join(options[:5])}"
-        raise PipelineError(f"{need} on each GPU, and these have {room / 1e9:.0f}. {remedy}.")
+        raise PipelineError(
+            f"{need} on each GPU, and these have {room / 1e9:.0f}. Set hardware= for more or larger"
+            " GPUs, or choose a smaller model=NAME."
+        )
     raise PipelineError(
         f"{need}, and this machine has {room / 1e9:.0f} and no GPU. Run it on a node with GPUs"
         " (launcher=slurm, hardware=a100_80x8 for example), or choose a smaller model=NAME."
@@ -188,7 +191,7 @@ def refuse_too_large(runs: Sequence[Run]) -> None:
 
 
 def evaluation_problems(
-    runs: Sequence[Run], reasons: Container[str], prompts: bool, waiting: Sequence[Run] = ()
+    runs: Sequence[Run], reasons: Container[str], waiting: Sequence[Run] = ()
 ) -> list[str]:
     """Return one sentence per cause that stops evaluations, trainings or data runs.
 
@@ -197,7 +200,6 @@ def evaluation_problems(
     Args:
         runs: all runs of the plan.
         reasons: the hashes of the unfinished runs.
-        prompts: whether to check the lengths of prompts, too.
         waiting: further evaluations, for example of models that are not chosen yet.
     """
     causes: dict[str, list[str]] = {}
@@ -209,7 +211,7 @@ def evaluation_problems(
     for run in [*unfinished, *filter(why_not_finished, waiting)]:
         if not is_bundle(run):
             try:
-                check_evaluation(run, prompts, cache)
+                check_evaluation(run, cache)
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
     problems = training_problems(runs, reasons)
@@ -221,7 +223,7 @@ def evaluation_problems(
     return problems
 
 
-def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
+def check_evaluation(run: Run[EvalStage], cache: Cache) -> None:
     """Run the checks of stage=eval that need no loaded model."""
     models, problems = cache
     model = model_here(run, models)
@@ -237,8 +239,6 @@ def check_evaluation(run: Run[EvalStage], prompts: bool, cache: Cache) -> None:
     if root is not None and not root.folder.is_dir():
         return
     check_once(data_key(run), problems, partial(check_data, run))
-    if prompts and model is not None and run.config.eval.backend == "hf":
-        check_once(f"{model} {data_key(run)}", problems, partial(check_lengths, run, model))
 
 
 def adapters_here(run: Run[EvalStage]) -> Iterator[tuple[Path, Path]]:
@@ -256,13 +256,6 @@ def check_adapter(adapter: Path, base: Path) -> None:
     from pipeline.merge.adapters import open_source
 
     open_source(adapter, base)
-
-
-def check_lengths(run: Run[EvalStage], model: Path) -> None:
-    """Check that the prompts of an evaluation fit the model."""
-    with TemporaryDirectory() as folder:
-        for definition in define_tasks(run, Path(folder), []):
-            refuse_too_long(definition.name, *tokens_needed(run, definition, model))
 
 
 def check_data(run: Run[EvalStage]) -> None:
@@ -319,65 +312,3 @@ def data_key(run: Run[EvalStage]) -> str:
         "checkpoint" in run.parents,
     ]
     return json.dumps(inputs)
-
-
-# --- prompts ---
-
-
-def tokens_needed(
-    run: Run[EvalStage], definition: TaskSpec, model: Path
-) -> tuple[dict[int, int], int]:
-    """Return the tokens that each row needs, and the model's maximum.
-
-    A row needs its prompt and its answer. The numbers come from the cache or are measured now.
-    """
-    key = lengths_key(run, definition, model)
-    digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-    file = run.runs_dir / LENGTHS / f"{definition.name}-{digest}.json"
-    try:
-        record = json.loads(file.read_bytes())
-        if record["key"] == key:
-            return dict(record["needed"]), record["most"]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    from pipeline.evaluate.prompts import measured
-
-    lengths, max_tokens = measured(definition, model, run.config.eval, read_lock(run.runs_dir))
-    if any(
-        role in run.parents for role in ("data_root", "benchmarks")
-    ):  # data from the Hub have no hash for the cache key
-        file.parent.mkdir(parents=True, exist_ok=True)
-        record = {"key": key, "needed": list(lengths.items()), "most": max_tokens}
-        write_atomically(file, json.dumps(record))
-    return lengths, max_tokens
-
-
-def lengths_key(run: Run[EvalStage], definition: TaskSpec, model: Path) -> str:
-    """Return a JSON key of all inputs that change the lengths of a task's prompts."""
-    options, body = run.config.eval, dict(definition.body)
-    body.pop("dataset_kwargs", None)  # a path: `data` has the hash of its contents
-    data_hashes = {}
-    for role in ("data_root", "benchmarks"):
-        if role in run.parents:
-            data_hashes[role] = run.parents[role].hash
-    model_files = filter(lambda name: (model / name).is_file(), DECIDING)
-    template_options = [
-        options.chat_template_args,
-        options.system_instruction,
-        options.fewshot_as_multiturn,
-    ]
-    facts: dict[str, Any] = {
-        "task": body,
-        "first": definition.first,
-        "limit": options.limit,
-        "split": options.split,
-        "exemplars": options.exemplars,
-        "chat_template": options.chat_template,
-        "harness": version("lm_eval"),
-        "turns": template_options,
-        "data": data_hashes,
-        "model": {name: sha256(model / name) for name in model_files},
-    }
-    if definition.benchmark.question_column:
-        facts["counts"] = definition.benchmark.question_column
-    return json.dumps(facts, sort_keys=True, default=str)

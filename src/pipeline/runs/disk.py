@@ -62,20 +62,13 @@ def check_disk(run: Run, sizes: Mapping[str, int]) -> None:
     """
     needed = sum(sizes.values()) + SPARE_BYTES
     free = shutil.disk_usage(run.runs_dir).free
-    if free >= needed:
-        return
-    parts = []
-    for purpose, size in sizes.items():
-        if size:
-            parts.append(f"{gigabytes(size)} {purpose}")
-    purposes = ""
-    if parts:
-        purposes = f" ({', '.join(parts)})"
-    raise PipelineError(
-        f"runs_dir={run.runs_dir} is too full for {run.label}: {gigabytes(free)} GB free, about"
-        f" {gigabytes(needed)} GB needed{purposes}; free some (stage=clean), or give another"
-        " runs_dir"
-    )
+    if free < needed:
+        parts = [f"{gigabytes(SPARE_BYTES)} spare"]
+        parts += [f"{gigabytes(size)} {purpose}" for purpose, size in sizes.items()]
+        raise PipelineError(
+            f"runs_dir={run.runs_dir} is too full for {run.label}: {gigabytes(free)} GB free, about"
+            f" {gigabytes(needed)} GB needed ({', '.join(parts)}); {FREE_SOME} runs_dir"
+        )
 
 
 def gigabytes(size: int) -> str:
@@ -85,18 +78,14 @@ def gigabytes(size: int) -> str:
 def disk_full_reason(error: BaseException) -> str | None:
     """Return why a write failed: a full disk, a used-up quota, or a file that is too large.
 
-    None for other errors. Errors that libraries wrap are recognised by their texts.
+    None for other errors. Libraries wrap the system's errors, so that texts are compared.
     """
-    if isinstance(error, OSError) and error.errno is not None:
-        if error.errno in FULL:
-            return os.strerror(error.errno)
-        return None
     text = f"{error} {error.__cause__ or ''} {error.__context__ or ''}"
-    if any(sign in text for sign in TORCH_SIGNS):
-        return os.strerror(errno.ENOSPC)
     for code in FULL:
         if os.strerror(code) in text or f"os error {code}" in text:
             return os.strerror(code)
+    if any(sign in text for sign in TORCH_SIGNS):
+        return os.strerror(errno.ENOSPC)
     return None
 
 
@@ -112,31 +101,17 @@ def naming_a_full_disk(runs_dir: Path) -> Iterator[None]:
         reason = disk_full_reason(error)
         if reason is None or isinstance(error, PipelineError):
             raise
-        remedy = FREE_SOME
-        if reason == os.strerror(errno.EFBIG):
-            remedy = (
-                "raise the limit of a file's size (ulimit -f), or give a folder on another file"
-                " system"
-            )
-        disks = ", ".join(describe_disks(runs_dir))
-        raise PipelineError(f"{reason}: {disks}; {remedy}; nothing was published") from error
+        raise PipelineError(
+            f"{reason}: {', '.join(describe_disks(runs_dir))}; {FREE_SOME} runs_dir; nothing was"
+            " published"
+        ) from error
 
 
 def describe_disks(runs_dir: Path) -> list[str]:
-    """Return the free space of the full disks that a run writes to, or of all if none is full.
-
-    A quota is not detected.
-    """
-    usage, full = [], []
+    """Return the free space of the disks that a run writes to. A quota is not detected."""
+    texts = []
     for knob, folder in (("runs_dir", runs_dir), ("TMPDIR", Path(gettempdir()))):
         with suppress(OSError):
-            disk = os.statvfs(nearest_existing(folder))
-            free = disk.f_bavail * disk.f_frsize
-            takes_files = disk.f_favail > 0 or not disk.f_files
-            text = f"{knob}={folder} has {free / 2**30:.2f} GB free"
-            if not takes_files:
-                text += ", but no room for another file (inodes)"
-            usage.append(text)
-            if free < SPARE_BYTES or not takes_files:
-                full.append(text)
-    return full or usage
+            free = shutil.disk_usage(nearest_existing(folder)).free
+            texts.append(f"{knob}={folder} has {gigabytes(free)} GB free")
+    return texts

@@ -8,12 +8,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import PipelineError, close_matches
+from pipeline.errors import PipelineError, suggest
 from pipeline.hub.addresses import REPOSITORY
 from pipeline.hub.lock import pinned_as, read_lock
 from pipeline.models.checkpoint import read_json, refuse_pickles
 from pipeline.models.files import ADAPTER_CONFIG, BESIDE_WEIGHTS, IDENTIFYING_SUFFIXES
-from pipeline.runs.folders import finished_names
+from pipeline.runs.folders import finished_names, label_in
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
 from pipeline.runs.state import read_state
@@ -103,7 +103,8 @@ def why_not_found(reference: str, runs_dir: Path, knob: str) -> str:
     if knob == "data_root":
         names = [name for name in names if name.startswith("data-")]
         kind = "neither a folder nor a finished run"
-    return f" is {kind} of {runs_dir}{suggest_names(reference, names)}"
+    labels = dict.fromkeys(map(label_in, names))
+    return f" is {kind} of {runs_dir}: {suggest(reference, labels)}"
 
 
 def find_snapshot(training: Parent, step: int, knob: str) -> Parent:
@@ -121,28 +122,6 @@ def find_snapshot(training: Parent, step: int, knob: str) -> Parent:
         hint = f"there are {', '.join(of_training.snapshots)}"
     name = training.name
     raise PipelineError(f"{knob}={name}@{step}: {name} has no snapshot of that step; {hint}")
-
-
-def suggest_names(word: str, names: list[str]) -> str:
-    """Return a hint after a name that does not exist.
-
-    It has the scores of a merged model with this name, or similar names, or the first names.
-    """
-    scored = [name for name in names if name.startswith("eval-") and f"-{word}-" in name]
-    if scored:
-        shown = ", ".join(scored[:4])
-        return (
-            f"; its scores are {shown}. Give one of these (stage=merge writes what was merged in"
-            " memory)."
-        )
-    close = close_matches(word, names, cutoff=0.5)
-    if not close:
-        # a RUN may be the beginning of a name
-        beginnings = {name[: len(word)]: name for name in reversed(names)}
-        close = [beginnings[prefix] for prefix in close_matches(word, beginnings, cutoff=0.7)]
-    if close:
-        return f"; did you mean {', '.join(close)}"
-    return f"; there are {', '.join(first_few(names, 8)) or 'none'}"
 
 
 def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError
-from pipeline.files import fingerprints, move_folder
+from pipeline.files import fingerprints
 from pipeline.hub.lock import read_lock
 from pipeline.runs import state
 from pipeline.runs.disk import check_disk, naming_a_full_disk
@@ -224,6 +225,6 @@ def publish_run(lease: Lease, folder: Path) -> None:
     old = work.with_name(f"{work.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if folder.is_dir():
-        move_folder(folder, old)
-    move_folder(work, folder)
+        os.rename(folder, old)
+    os.rename(work, folder)
     shutil.rmtree(old, ignore_errors=True)

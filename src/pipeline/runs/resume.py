@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_atomically
 from pipeline.hub.addresses import without_credentials
-from pipeline.runs.lease import latest_work_folder, live_holder
-from pipeline.runs.run import Run, describe_changes
+from pipeline.runs.run import Run
 from pipeline.runs.unchanged import content_digest, next_attempt
 
 RECORD, FOLDER, SNAPSHOTS = "resume.json", "resume", "snapshots"
@@ -45,8 +43,7 @@ def write_resume_point(run: Run, finished: Path, step: int, facts: dict[str, Any
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(exist_ok=True)
     os.rename(finished, folder)
-    described = {"label": run.label, "decided_by": run.decided_by}
-    record = {"of": resume_identity(run), **described, "step": step, "files": sizes, **facts}
+    record = {"of": resume_identity(run), "step": step, "files": sizes, **facts}
     write_atomically(run.work / RECORD, json.dumps(without_credentials(record)))
     for older in folder.parent.iterdir():
         if older != folder:
@@ -85,7 +82,6 @@ def prepare_work_folder(run: Run) -> float:
     """
     record = usable_resume_point(run)
     if record is None:
-        report_other_resume_points(run)
         shutil.rmtree(run.work, ignore_errors=True)
         run.work.mkdir(parents=True)
         return 0.0
@@ -96,27 +92,6 @@ def prepare_work_folder(run: Run) -> float:
     for path in paths - needed_paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return float(record["seconds"])
-
-
-def report_other_resume_points(run: Run) -> None:
-    """Report interrupted runs of the same label that could resume.
-
-    A setting may have been changed by mistake.
-    """
-    for workplace in sorted(run.workplace.parent.glob("*")):
-        if workplace == run.workplace or not workplace.is_dir():
-            continue
-        work = latest_work_folder(workplace)
-        record = read_resume_point(work)
-        if record is None or record.get("label") != run.label or live_holder(workplace):
-            continue
-        differences = ", ".join(describe_changes(record["decided_by"], run.decided_by))
-        step = record["step"]
-        print(
-            f"{run.name} starts from the beginning: an unfinished {run.label} differs in"
-            f" {differences}; its resume point after step {step} stays in {work}",
-            file=sys.stderr,
-        )
 
 
 def remove_resume_point(work: Path) -> None:

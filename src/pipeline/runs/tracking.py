@@ -2,23 +2,17 @@
 
 The W&B id is run hash + attempt, so that a requeued job resumes its own run. The group is the
 table, and the job type is the stage. The configuration names the parents' ids. W&B is online if a
-key is configured, otherwise offline, and never prompts. W&B's service is killed if a call takes
-longer than tracking.timeout, which W&B's own timeouts do not bound. So neither this process nor the
-server can keep a run from ending.
+key is configured, otherwise offline, and never prompts. A failure of W&B ends no run.
 """
 
 from __future__ import annotations
 
-import atexit
 import csv
 import hashlib
 import netrc
 import os
 import re
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -26,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import PipelineError
-from pipeline.files import link_or_copy
-from pipeline.progress import redirected, say
+from pipeline.progress import say
 from pipeline.runs.manifest import SNAPSHOTS, Malformed, Manifest, home_of, read_manifest
 
 if TYPE_CHECKING:
@@ -35,20 +28,16 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent, Run
 
 MODES = ("online", "offline", "disabled")
-UPLOAD_SPEED = 1e7  # expected minimum of bytes per second for hashing and uploading weights
-GRACE = 3.0  # seconds that W&B's service has to end when requested
 
 
 class Tracker:
     """Logs numbers over steps, a summary, tables, plots and weights of a run.
 
-    W&B works in another process, which may die, stop responding, or wait for a server. Each call
-    has a deadline of `seconds`, and a failure ends no run: one line reports it, and the rest of the
-    run is not logged.
+    If a call fails, one line reports it, and the rest of the run is not logged.
     """
 
-    def __init__(self, wandb_run: Any, mode: str = "offline", seconds: float = 30.0) -> None:
-        self._run, self._mode, self._seconds = wandb_run, mode, seconds
+    def __init__(self, wandb_run: Any) -> None:
+        self._run = wandb_run
 
     def log(self, numbers: dict[str, float], step: int | None = None) -> None:
         self._call(lambda run: run.log(numbers, step=step))
@@ -57,51 +46,22 @@ class Tracker:
         self._call(lambda run: run.summary.update(numbers))
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Log rows whose columns are numbers or texts, with None for missing values.
+        """Log rows whose columns are numbers or texts, with None for missing values."""
+        import wandb
 
-        W&B gets each column's type. It would find the type by each value, which takes longer than
-        the deadline for 50,000 rows.
-        """
-        types: list[type] = []
-        for column in zip(*rows, strict=True):
-            is_number = all(isinstance(value, int | float | None) for value in column)
-            types.append(float if is_number else str)
-
-        def log_table(run: Any) -> None:
-            table = wandb_module().Table(columns=columns, data=[], dtype=types or None)
-            table.data = rows
-            run.log({name: table})
-
-        self._call(log_table)
+        self._call(lambda run: run.log({name: wandb.Table(columns=[*columns], data=rows)}))
 
     def figure(self, path: Path) -> None:
-        """Log an image file, or an SVG, which W&B shows as HTML, under the name of the file."""
+        """Log an SVG file, which W&B shows as HTML, under the name of the file."""
+        import wandb
 
-        def log_figure(run: Any) -> None:
-            wandb = wandb_module()
-            is_svg = path.suffix == ".svg"
-            if is_svg:
-                shown = wandb.Html(path.read_text(encoding="utf-8"), inject=False)
-            else:
-                shown = wandb.Image(str(path))
-            run.log({path.stem: shown})
-
-        self._call(log_figure)
+        text = path.read_text(encoding="utf-8")
+        self._call(lambda run: run.log({path.stem: wandb.Html(text, inject=False)}))
 
     def weights(self, run: Run, manifest: Manifest) -> None:
         """Log the weights of a run that has its manifest as an artifact."""
-        files = []
-        for name in sorted(manifest.files):
-            if not name.startswith(f"{SNAPSHOTS}/"):
-                files.append(name)
-                self._seconds += manifest.files[name]["bytes"] / UPLOAD_SPEED
-        home = run.work
-        if self._mode == "offline":
-            home = run.folder  # W&B reads the files after the run was published
-        work = run.work
-        self._call(
-            lambda wandb_run: wandb_run.log_artifact(build_artifact(work, home, manifest, files))
-        )
+        artifact = build_artifact(run.work, manifest)
+        self._call(lambda wandb_run: wandb_run.log_artifact(artifact))
 
     def finish(self, exit_code: int) -> None:
         self._call(lambda run: run.finish(exit_code=exit_code))
@@ -110,34 +70,25 @@ class Tracker:
         if self._run is None:
             return
         try:
-            with time_limit(self._seconds):
-                request(self._run)
+            request(self._run)
         except Exception as error:
             self._run = None
-            say(f"warning: {give_up(error, self._mode, self._seconds)}")
+            report_failure(error)
 
 
-def build_artifact(work: Path, home: Path, manifest: Manifest, files: Iterable[str]) -> Any:
+def build_artifact(work: Path, manifest: Manifest) -> Any:
     """Return the artifact of a run's weights.
 
-    It has links to the files, because `wandb sync` deletes the files that it has uploaded.
-
-    Args:
-        work: The work folder of the run.
-        home: The folder that `work` becomes before W&B reads the links.
-        manifest: The run's manifest.
-        files: The names of the weights.
+    W&B copies the files, because `wandb sync` deletes the files that it has uploaded.
     """
+    import wandb
+
     name = re.sub(r"[^\w.-]", "-", manifest.name, flags=re.ASCII)[-120:] + "-weights"
     described = {"run": wandb_id(manifest.hash, manifest.attempt), "hash": manifest.hash}
-    artifact = wandb_module().Artifact(name, type="weights", metadata=described)
-    for file in files:
-        link = Path("wandb", "artifacts", file)
-        (work / link).parent.mkdir(parents=True, exist_ok=True)
-        (work / link).unlink(missing_ok=True)  # an interrupted attempt left it
-        link_or_copy(work / file, work / link)
-        entry = artifact.add_file(str(work / link), name=file, policy="immutable", skip_cache=True)
-        entry.local_path = str((home / link).absolute())
+    artifact = wandb.Artifact(name, type="weights", metadata=described)
+    for file in sorted(manifest.files):
+        if not file.startswith(f"{SNAPSHOTS}/"):
+            artifact.add_file(str(work / file), name=file, policy="mutable", skip_cache=True)
     return artifact
 
 
@@ -155,86 +106,14 @@ def parent_id(parent: Parent) -> str:
     return parent.hash
 
 
-# the mode for the rest of this process, after W&B failed online or did not respond
-_mode_after_failure: str | None = None
-
-
-def give_up(error: Exception, mode: str, seconds: float) -> str:
-    """Return a line about a failed call, and end W&B's service.
-
-    After a failure online, later runs of this process are offline. After an offline call that timed
-    out, they run without W&B. Otherwise each of them would wait as long.
-    """
-    global _mode_after_failure
-    late = isinstance(error, TimeoutError)
-    if late:
-        end_service(0.0)
-        problem = f"did not respond within tracking.timeout={seconds:g} s"
-    else:
-        end_service(GRACE)
-        text = f"{type(error).__name__}: {error}".rstrip(": ")
-        problem = f"failed ({text})"
-    consequence = ""
-    if mode == "online":
-        _mode_after_failure = "offline"
-        consequence = "; later runs of this process are offline (wandb sync uploads them)"
-    elif late:
-        _mode_after_failure, consequence = "disabled", ", as do later runs of this process"
-    return f"W&B {problem}; the run continues without it{consequence}"
-
-
-def wandb_module() -> Any:
+def report_failure(error: Exception) -> None:
+    """Print a line about a failed call, and end W&B's service, so that the next run starts one."""
     import wandb
 
-    return wandb
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Kill W&B's service after `seconds`, so that waiting calls end.
-
-    Raises:
-        TimeoutError: In place of the error of the call that waited.
-    """
-    timer, begun = threading.Timer(seconds, kill_service), time.monotonic()
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except Exception as error:
-        if time.monotonic() - begun >= seconds:
-            raise TimeoutError from error
-        raise
-    finally:
-        timer.cancel()
-
-
-def end_service(grace: float = GRACE) -> None:
-    """End W&B's service, and kill it after `grace` seconds, so that no exit hook waits for it."""
-    if "wandb" not in sys.modules:
-        return
-    # teardown exits with the status of a service that was killed
-    with suppress(Exception, SystemExit), time_limit(grace):
-        wandb_module().teardown()
-    kill_service()  # W&B does not know a service that stopped while starting
-    os.environ.pop("WANDB_SERVICE", None)  # it would point later runs to the dead service
-
-
-def kill_service() -> None:
-    for pid in service_pids():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def service_pids() -> list[int]:
-    """Return the process ids of the W&B services that this process started (Linux)."""
-    processes = []
-    for children in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):
-            for pid in map(int, children.read_text().split()):
-                if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text():
-                    processes.append(pid)
-    return processes
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    say(f"warning: W&B failed ({text}); the run continues without it")
+    with suppress(Exception, SystemExit):
+        wandb.teardown()
 
 
 def resolve_mode(requested: str) -> str:
@@ -276,11 +155,10 @@ def open_run(folder: Path, tracking: Tracking, **described: Any) -> Iterator[Tra
 
     It is always finished at the end, as failed after an error.
     """
-    wandb_mode: Any = _mode_after_failure or resolve_mode(tracking.mode)
     exit_code, tracker = 1, Tracker(None)
-    if wandb_mode != "disabled":
-        wandb_run = start_run(folder, tracking, wandb_mode, described)
-        tracker = Tracker(wandb_run, wandb_mode, tracking.timeout)
+    mode = resolve_mode(tracking.mode)
+    if mode != "disabled":
+        tracker = Tracker(start_run(folder, tracking, mode, described))
     try:
         yield tracker
         exit_code = 0
@@ -297,36 +175,30 @@ def start_run(folder: Path, tracking: Tracking, mode: Any, described: dict[str, 
 
     from pipeline.hub.addresses import without_credentials
 
+    finish_timeout = tracking.timeout
+    if tracking.weights:
+        finish_timeout = 0.0  # no limit, because an upload may take hours
+    settings = wandb.Settings(
+        console="off", silent=True, init_timeout=tracking.timeout, finish_timeout=finish_timeout
+    )
     arguments = sys.argv
     try:
         sys.argv = without_credentials(arguments)  # W&B records them
-        # without standard error, where W&B's service prints hundreds of lines if memory is short
-        with (
-            open(os.devnull, "w") as nothing,
-            redirected(nothing.fileno(), 2),
-            time_limit(tracking.timeout),
-        ):
-            return wandb.init(
-                dir=str(folder),
-                project=tracking.project,
-                entity=tracking.entity,
-                mode=mode,
-                resume="allow",
-                settings=wandb.Settings(console="off", silent=True),
-                reinit="finish_previous",
-                **described,
-            )
+        return wandb.init(
+            dir=str(folder),
+            project=tracking.project,
+            entity=tracking.entity,
+            mode=mode,
+            resume="allow",
+            settings=settings,
+            reinit="finish_previous",
+            **described,
+        )
     except Exception as error:
-        say(f"warning: {give_up(error, mode, tracking.timeout)}")
+        report_failure(error)
         return None
-    except BaseException:
-        # a signal to stop also ended W&B's service, which would be missing at the end
-        end_service()
-        raise
     finally:
         sys.argv = arguments
-        atexit.unregister(end_service)
-        atexit.register(end_service)  # after W&B's hook, so that it is called first
 
 
 def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
