@@ -312,6 +312,9 @@ REFUSED = {
         "seed=0,1 has several values. -m starts a run for each; a list is seed=[...]"
     ),
     SFT + "hydra.run.dir=/x": "Hydra's own settings are read with -m only",
+    "stage=export table=sandbox export.to=x export.format=lm_eval": (
+        "export.format=lm_eval was removed in 0.2.0: answers.parquet and results.csv"
+    ),
     "stage=search merge=soup": "stage=search was removed in 0.2.0: choose with best: in a table",
     "stage=sweep merge=soup": (
         "stage=sweep was removed in 0.2.0: give a table an axis for each knob"

@@ -19,7 +19,6 @@ from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.report import compare, page
 from pipeline.report import marks as samples
-from pipeline.report.expression import PlainPlan
 from pipeline.report.frame import Comparison, Frame, NoScore
 from pipeline.report.load.answers import answers_of
 from pipeline.report.load.contents import CellResult, CellScore, Results
@@ -374,7 +373,7 @@ def test_numbers_of_the_harness_beyond_shares_are_tested_as_numbers() -> None:
     nothing: Any = None
 
     def frame(metric: str) -> Frame:
-        return Stored(nothing).frame(PlainPlan({}), cells, metric)
+        return Stored(nothing).frame(SimpleNamespace(cells={}, choices={}), cells, metric)
 
     found = Comparison(frame("likelihood_diff"), [(1.0, left)], [(1.0, right)]).contrast()
     expected = stats.ttest_rel(*sides)

@@ -31,13 +31,7 @@ BENCHMARKS: dict[str, Benchmark] = {record.name: record for record in _RECORDS}
 
 
 def find_benchmark(task: str) -> Benchmark | None:
-    """Return the benchmark of a task, or None for an unknown task.
-
-    A table of another version may show such a task, and stage=compare has columns with a space in
-    their names.
-    """
-    if " " in task:
-        return None
+    """Return the benchmark of a task, or None for an unknown task."""
     for benchmark in BENCHMARKS.values():
         if task in benchmark.tasks:
             return benchmark
