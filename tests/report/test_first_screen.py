@@ -13,7 +13,6 @@ from test_page import Page
 from pipeline.report import figures
 from pipeline.report.collect import describe_other_bases
 from pipeline.report.compare import correct_contrasts, headline_sentences
-from pipeline.report.detectable import measured_detectable
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.cells import BOLD, HOLM
 from pipeline.report.render.latex import cells_latex
@@ -75,36 +74,6 @@ def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(
     )
     assert "export.format=latex export.to=t.tex" in following[export:again]
     assert f"layer swap: {SWAP}" in page.text
-
-
-def test_the_detectable_differences_are_a_small_table_of_what_was_measured(
-    one_language: Results, reports: Path
-) -> None:
-    line = line_of("layer swap", "base", "mgsm", 1.0, 0.6, n=100, discordant=0.2, detectable=12.5)
-    tables = Page(
-        write_report(replace(one_language, contrasts=correct_contrasts([line])), reports)
-    ).tables
-    rows = next(rows for rows in tables if rows[0][0] == "points detectable at p < 0.05")
-    assert [row[0] for row in rows[1:]] == ["100 questions"]
-    assert rows[0][1:] == ["these trainings", "3 seeds", "5 seeds", "8 seeds"]
-    assert [float(value) for value in rows[1][1:2]] == [12.5]  # as the sentence says
-    assert float(rows[1][2]) > float(rows[1][3]) > float(rows[1][4])
-
-
-def test_nothing_is_advised_about_another_comparison_than_the_primary_one() -> None:
-    lines = [
-        line_of("swap", "base", "sw", 0.0, 1.0, discordant=0.0),
-        line_of("swap", "base", "en", 4.0, 0.1),
-    ]
-    assert measured_detectable(correct_contrasts(lines, ("swap", "base", "sw")), 0) is None
-    of_primary = measured_detectable(correct_contrasts(lines, ("swap", "base", "en")), 0)
-    assert (
-        of_primary is not None
-        and of_primary.name == "swap with base in en"
-        and of_primary.level == 0.025
-    )
-    first = measured_detectable(correct_contrasts(lines), 0)  # that has answers that differ
-    assert first is not None and first.name == "swap with base in en" and first.level == 0.025
 
 
 def test_a_score_of_0_is_said_beside_the_primary_comparison() -> None:

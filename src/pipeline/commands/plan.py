@@ -94,27 +94,18 @@ def show_table_plan(config: PlanStage) -> str:
     _, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
     table = planning.plan.table
-    detectable, claims = first_detectable(planning), detectable_claims(planning)
-    compared, know, details = [], [], list[str]()
-    small = [claim.id for claim in claims if claim.is_small()]
-    if small:
-        know.append(
-            f"{len(small)} of {len(claims)} claims: the published difference is below the"
-            f" detectable one ({small[0]})"
-        )
+    compared, details = list[str](), list[str]()
+    detectable = first_detectable(planning)
     if detectable:
-        compared.append(detectable[1])
-        know.append(detectable[0].advice())
-        details += align_columns(detectable[0].rows(), range(1, 9))
-    know += last_asked(config)
+        text, rows = detectable
+        compared.append(text)
+        details += align_columns(rows, range(1, 9))
+    know = last_asked(config)
     know += planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
     know += empty_spbleu(planning)
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
     if published:
         compared.append(f"{pluralize(published, 'cell')} with a published number")
-    untestable = sum(claim.points is None for claim in claims)
-    if untestable:
-        compared.append(f"{pluralize(untestable, 'claim')} cannot be tested")
     if compared:
         details.insert(0, f"compared: {'; '.join(compared)}")
     scores = planning.plan.scores
@@ -132,7 +123,7 @@ def show_table_plan(config: PlanStage) -> str:
         know=know,
         without=without,
     )
-    appendix = [claim.text() for claim in claims]
+    appendix = detectable_claims(planning)
     appendix += published_lines(planning.plan)
     if config.plan.keys:
         appendix += describe_every_keys(planning, runs)
