@@ -24,7 +24,6 @@ from pipeline.commands.plan_notes import (
     comparison_lines,
     dropped_lines,
     empty_spbleu,
-    last_asked,
     missing_inputs,
     mixed_dtypes,
     other_bases,
@@ -34,7 +33,7 @@ from pipeline.commands.plan_notes import (
 from pipeline.commands.prompt_ends import prompt_lines
 from pipeline.config.overrides import chosen_options, override_of, typed_in
 from pipeline.config.stages import MergeStage, PlanStage
-from pipeline.errors import Mistakes, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
 from pipeline.estimate.training_rows import cut_lines
@@ -43,7 +42,6 @@ from pipeline.launch.preflight import evaluation_problems
 from pipeline.progress import format_duration
 from pipeline.report.detectable import detectable_claims, first_detectable
 from pipeline.report.placed_claims import check_claims
-from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable, nearest_existing
 from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.folders import finished_manifests
@@ -100,8 +98,7 @@ def show_table_plan(config: PlanStage) -> str:
         text, rows = detectable
         compared.append(text)
         details += align_columns(rows, range(1, 9))
-    know = last_asked(config)
-    know += planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
+    know = planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
     know += empty_spbleu(planning)
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
     if published:
@@ -143,10 +140,7 @@ def problems_of(
 
     The arguments are those of `evaluation_problems`.
     """
-    taken = Mistakes()
-    with taken.collected():
-        Reported.of(planning.config).refuse_another(planning.config)
-    problems = list(taken.found)
+    problems = []
     for name in missing_snapshots(runs, reasons):
         problems.append(
             f"{name} was deleted. Train it again with redo=true, or remove the runs that need it."

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.data import Source
-from pipeline.config.stages import DataStage, EvalStage, PlanStage, TrainStage
+from pipeline.config.stages import DataStage, EvalStage, TrainStage
 from pipeline.data.benchmarks import comparison_text
 from pipeline.data.load import example_of, with_nested
 from pipeline.data.rows import IN_PART, UNUSABLE, is_blank
@@ -19,7 +18,6 @@ from pipeline.estimate.flops import cards
 from pipeline.estimate.gpu_budget import Bill, memory_of, training_cost, with_recipe
 from pipeline.estimate.training_rows import first_rows, source_files
 from pipeline.hub.lock import read_lock
-from pipeline.report.report_state import Reported, overrides_of
 from pipeline.report.stored import SPM_MODEL
 from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.graph import order_runs
@@ -61,19 +59,6 @@ def mixed_dtypes(planning: Planning) -> list[str]:
         f"Models are stored in several dtypes ({'; '.join(stored)}). All are scored in"
         f" {planning.dtype}."
     ]
-
-
-def last_asked(config: PlanStage) -> list[str]:
-    """Return a line if stage=table was last run with other settings.
-
-    stage=report shows the table with those settings.
-    """
-    last = Reported.of(config)
-    asked = overrides_of(replace(config, data_root=last.data_root, every=last.every))
-    if not last.table or asked == overrides_of(config):
-        return []
-    settings = " ".join(asked) or "none of these settings"
-    return [f"stage=table was last run with {settings}, and stage=report shows that table."]
 
 
 def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:

@@ -39,6 +39,7 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
     ),
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
     "export.format=lm_eval": "answers.parquet and results.csv of the report have the same answers",
+    "report.fewer": "stage=report always writes the page of what is finished now",
     "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",
     "merge=ties_peft": "merge=ties is the paper's definition",
     "eval=afrimgsm": LANGUAGES.format("afrimgsm_swa_prompt_1"),
@@ -146,6 +147,8 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
 
     `holder` is the type that should have the key's last name.
     """
+    if key in REMOVED:
+        return removed_text(key)
     group = key.partition(".")[0]
     kind = conf.stage_class(stage)
     known = sorted({*conf.groups_read(stage), *names_of(kind)})

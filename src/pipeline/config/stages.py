@@ -268,18 +268,6 @@ class TableStage(Stage):
 
 
 @dataclass
-class Report(Knobs):
-    fewer: bool = False  # allow a report with fewer finished cells than the report that it replaces
-
-
-@dataclass
-class ReportStage(TableStage):
-    """The report of a table."""
-
-    report: Report = part(Report)
-
-
-@dataclass
 class Export(Knobs):
     """Settings of stage=export.
 
