@@ -93,19 +93,6 @@ def kind_of(task: str) -> Kind | None:
     return None
 
 
-def answer_language(task: str, code: str) -> str:
-    """Return the language that answers should be in.
-
-    Args:
-        task: the task.
-        code: the language of the questions, or a translation pair.
-    """
-    benchmark = find_benchmark(task)
-    if benchmark and task in benchmark.in_english:
-        return "en"
-    return code.split("-")[-1]
-
-
 def chance_of(task: str) -> float | None:
     """Return the share of right answers by guessing, or None if answers cannot be guessed."""
     benchmark = find_benchmark(task)
