@@ -313,6 +313,12 @@ REFUSED = {
     "stage=sft expert=math sft.padding_free=true": (
         "sft.padding_free was removed in 0.2.0: the rows of a step are sorted by length"
     ),
+    "stage=export table=sandbox export.to=x export.format=lm_eval": (
+        "export.format=lm_eval was removed in 0.2.0: answers.parquet and results.csv"
+    ),
+    "stage=report table=sandbox report.fewer=true": (
+        "report.fewer was removed in 0.2.0: stage=report always writes"
+    ),
     "stage=search merge=soup": "stage=search was removed in 0.2.0: choose with best: in a table",
     "stage=sweep merge=soup": (
         "stage=sweep was removed in 0.2.0: give a table an axis for each knob"

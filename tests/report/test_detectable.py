@@ -20,7 +20,7 @@ from pipeline.report.compare import (
     is_significant,
 )
 from pipeline.stats.contrast import contrast, expert_part
-from pipeline.stats.detectable import CORRELATION, Detectable, planned_difference
+from pipeline.stats.detectable import CORRELATION, planned_difference
 from pipeline.stats.statistics import detectable_difference
 
 SIMULATED = 1000  # worlds a power: its standard error is 0.013
@@ -31,8 +31,9 @@ POWERS = (0.75, 0.88)
     "n, discordant, level",
     [(100, 0.2, 0.05), (100, 0.2, 0.025), (250, 0.2, 0.0025), (100, 0.0, 0.05), (40, 0.4, 0.05)],
 )
-def test_one_training_each(n, discordant, level):
-    rng, difference = np.random.default_rng(0), planned_difference(n, level, discordant=discordant)
+def test_one_training_each(n, discordant, level, monkeypatch):
+    monkeypatch.setattr("pipeline.stats.detectable.DISCORDANT", discordant)
+    rng, difference = np.random.default_rng(0), planned_difference(n, level) / 100
     share = max(discordant, difference)
     chances = [(share + difference) / 2, (share - difference) / 2, 1 - share]
     power = np.mean([contrast(rng.choice([1, -1, 0], n, p=chances)).p < level for _ in range(400)])
@@ -96,14 +97,10 @@ def test_what_a_plan_assumes(scores: int) -> None:
     Two scores share a difference with probability 0.5 here, if each has the problem's own one with
     probability 0.5 ** 0.5.
     """
-    ((questions, points),) = Detectable.of(
-        "a with b", 250, 0.025, trains=False, most=250, scores=scores
-    ).points.items()
-    worlds = answers_of(np.random.default_rng(scores), scores, CORRELATION**0.5, points[0] / 100)
-    assert (
-        questions == 250
-        and POWERS[0] < np.mean([contrast(world).p < 0.025 for world in worlds]) < POWERS[1]
-    )
+    difference = planned_difference(250, 0.025, scores=scores) / 100
+    worlds = answers_of(np.random.default_rng(scores), scores, CORRELATION**0.5, difference)
+    power = np.mean([contrast(world).p < 0.025 for world in worlds])
+    assert POWERS[0] < power < POWERS[1]
 
 
 @pytest.mark.parametrize("common", [0.0, 0.6])
@@ -143,26 +140,6 @@ def test_the_formula_by_hand() -> None:
     assert detectable_difference(1.0, df=1e7) == pytest.approx(detectable_difference(1.0), abs=1e-4)
 
 
-def test_more_questions_are_advised_only_if_the_benchmark_has_them() -> None:
-    def advised(most: int) -> tuple[list[int], str]:
-        found = Detectable.of("a with b", 100, 0.05, trains=False, most=most)
-        return [*found.points], found.advice()
-
-    assert advised(100) == (
-        [100],
-        "12.5 points are detectable on 100 questions; there are no more questions",
-    )
-    unknown = Detectable.of("a with b", 100, 0.05, trains=False)
-    assert unknown.advice() == "12.5 points are detectable on 100 questions"
-    assert (
-        advised(250)[0] == [100, 200]
-        and "; twice the questions helps most (8.9)" in advised(250)[1]
-    )
-    assert (
-        advised(150)[0] == [100, 150] and "; all 150 questions help most (10.2)" in advised(150)[1]
-    )
-
-
 @pytest.mark.parametrize("trainings", [3, 5])
 @pytest.mark.parametrize("spread", [0.0, 0.02, 0.04])
 @pytest.mark.parametrize("level", [0.05, 0.0125])
@@ -199,11 +176,7 @@ def test_crossed_trainings(spread, level):
 
 
 def test_a_claimed_difference_that_nothing_could_show():
-    assert planned_difference(3, 0.05) == 1
-    (one,) = headline_sentences(
-        correct_contrasts([line_of("a", "b", "c", 100.0, 0.08, detectable=100.0)], "abc"), "abc"
-    )
-    assert "So few answers cannot show any difference." in one
+    assert planned_difference(3, 0.05) == 100
 
 
 def test_the_level_is_the_one_that_holms_correction_begins_with():
@@ -236,7 +209,7 @@ def test_a_missing_primary_is_named_and_keeps_its_half(lines):
     other = line_of("soup", "math", "sw", 9.0, 0.03)
     made = correct_contrasts([*lines, other], PRIMARY)
     first, *_, last = headline_sentences(made, PRIMARY)
-    assert last.startswith("The other difference is not significant. Detectable with 40 questions")
+    assert last.startswith("Not significant: 1 other difference. Detectable with 80 %")
     reason = "eval-x is not made yet" if lines else "it has no answers"
     assert first == f"The primary comparison, “swap” with “math” in “sw”, is missing: {reason}."
     assert made[-1]["p_holm"] == pytest.approx(0.06) and not is_significant(made[-1])

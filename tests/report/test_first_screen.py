@@ -13,7 +13,6 @@ from test_page import Page
 from pipeline.report import figures
 from pipeline.report.collect import describe_other_bases
 from pipeline.report.compare import correct_contrasts, headline_sentences
-from pipeline.report.detectable import measured_detectable
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.cells import BOLD, HOLM
 from pipeline.report.render.latex import cells_latex
@@ -77,56 +76,6 @@ def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(
     assert f"layer swap: {SWAP}" in page.text
 
 
-def test_the_detectable_differences_are_a_small_table_of_what_was_measured(
-    one_language: Results, reports: Path
-) -> None:
-    line = line_of("layer swap", "base", "mgsm", 1.0, 0.6, n=100, discordant=0.2, detectable=12.5)
-    tables = Page(
-        write_report(replace(one_language, contrasts=correct_contrasts([line])), reports)
-    ).tables
-    rows = next(rows for rows in tables if rows[0][0] == "points detectable at p < 0.05")
-    assert [row[0] for row in rows[1:]] == ["100 questions"]
-    assert rows[0][1:] == ["these trainings", "3 seeds", "5 seeds", "8 seeds"]
-    assert [float(value) for value in rows[1][1:2]] == [12.5]  # as the sentence says
-    assert float(rows[1][2]) > float(rows[1][3]) > float(rows[1][4])
-
-
-def test_nothing_is_advised_about_another_comparison_than_the_primary_one() -> None:
-    lines = [
-        line_of("swap", "base", "sw", 0.0, 1.0, discordant=0.0),
-        line_of("swap", "base", "en", 4.0, 0.1),
-    ]
-    assert measured_detectable(correct_contrasts(lines, ("swap", "base", "sw")), 0) is None
-    of_primary = measured_detectable(correct_contrasts(lines, ("swap", "base", "en")), 0)
-    assert (
-        of_primary is not None
-        and of_primary.name == "swap with base in en"
-        and of_primary.level == 0.025
-    )
-    first = measured_detectable(correct_contrasts(lines), 0)  # that has answers that differ
-    assert first is not None and first.name == "swap with base in en" and first.level == 0.025
-
-
-def test_a_score_of_0_is_said_beside_the_primary_comparison() -> None:
-    zero = {"left_value": 0.0, "right_value": 0.0, "low": -1.0, "high": 1.0}
-    primary = ("swap", "base", "sw")
-    told, *_ = headline_sentences(
-        correct_contrasts([line_of(*primary, 0.0, 1.0, **zero)], primary), primary
-    )
-    assert told.endswith(" Read the answers first: “swap” and “base” scored exactly 0.")
-    told, *_ = headline_sentences(
-        correct_contrasts([line_of(*primary, 50.0, 0.001)], primary), primary
-    )
-    assert (
-        told.endswith(" Read the answers first: “base” scored exactly 0.")
-        and "“swap” is better" in told
-    )
-    told, *_ = headline_sentences(
-        correct_contrasts([line_of(*primary, 4.0, 0.001)], primary), primary
-    )
-    assert "exactly 0" not in told
-
-
 def test_bars_share_their_axis_unless_a_number_is_no_share() -> None:
     lines = [
         {
@@ -155,7 +104,7 @@ def test_the_primary_comparison_is_told_in_each_language() -> None:
     told = headline_sentences(lines, ("swap", "math", "mgsm te"), ["mgsm sw", "mgsm te"])
     places = [re.search(r"in “([^”]+)”", sentence) for sentence in told]
     assert [place[1] for place in places if place] == ["mgsm te", "mgsm sw"]
-    assert told[-1].startswith("None of the 2 other differences is significant")
+    assert told[-1].startswith("Not significant: 2 other differences.")
 
 
 def test_a_failure_is_that_of_the_first_run() -> None:

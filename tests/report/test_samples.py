@@ -19,7 +19,6 @@ from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.report import compare, page
 from pipeline.report import marks as samples
-from pipeline.report.expression import PlainPlan
 from pipeline.report.frame import Comparison, Frame, NoScore
 from pipeline.report.load.answers import answers_of
 from pipeline.report.load.contents import CellResult, CellScore, Results
@@ -73,14 +72,10 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
             "“swap” is better than “base” in “math”: +10.0 points (95 % CI +5.0 to +15.0,"
             " Holm-corrected p = 0.003)."
         ),
-        (
-            "None of the 2 other differences is significant. "
-            "Detectable with 100 questions and 80 % power: 12 to 13 points."
-        ),
+        ("Not significant: 2 other differences. Detectable with 80 % power: 12.0 points."),
     ]
     assert compare.headline_sentences(compare.correct_contrasts(lines[:1])) == [
-        "The only difference is not significant. Detectable with 100 questions and 80 % power: 12"
-        " points."
+        "Not significant: 1 difference. Detectable with 80 % power: 12.0 points."
     ]
     many = [line_of("swap", f"rival {n}", "math", 10.0 + n, 0.001) for n in range(6)]
     said = compare.headline_sentences(compare.correct_contrasts(many))
@@ -113,12 +108,9 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     assert compare.headline_sentences(found, primary) == [
         (
             "“swap” is better than “base” in “math”: +10.0 points (95 % CI +5.0 to +15.0,"
-            " Holm-corrected p = 0.040). It is not significantly better there than “expert” (-9.0)."
+            " Holm-corrected p = 0.040)."
         ),
-        (
-            "None of the 2 other differences is significant. Detectable with 40 questions and 80 %"
-            " power: 12 points."
-        ),
+        "Not significant: 2 other differences. Detectable with 80 % power: 12.0 points.",
     ]
     found = compare.correct_contrasts(lines, ["soup", "base", "math"])
     assert [one["p_holm"] for one in found] == [
@@ -129,8 +121,7 @@ def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():
     assert (
         compare.headline_sentences(found)[0]
         == "No significant difference between “soup” and “base” in “math”: +4.0 points (95 % CI"
-        " -1.0 to +9.0, Holm-corrected p = 0.200). Detectable with 80 % power: 12.0 points. None"
-        " of the 2 models compared with “base” in “math” is significantly better."
+        " -1.0 to +9.0, Holm-corrected p = 0.200). Detectable with 80 % power: 12.0 points."
     )
 
 
@@ -261,32 +252,6 @@ def test_answers_cut_off_are_counted(tmp_path):
     assert marks == {"cut off": {"e": [told]}}
 
 
-@pytest.mark.parametrize(
-    ("task", "where", "response", "marked"),
-    [
-        ("mgsm", "te", "So it is seven in all", True),
-        ("mgsm", "te", "కాబట్టి మొత్తం ఏడు అవుతుంది", False),
-        ("mgsm_en_cot", "te", "So it is seven in all", False),
-        ("mgsm_en_cot", "te", "కాబట్టి మొత్తం ఏడు అవుతుంది", True),
-        ("flores", "en-ja", "the cat ate the fish", True),
-        ("flores", "ja-en", "the cat ate the fish", False),
-        ("mgsm", "bn", "7", False),
-        ("mbpp", "te", "def add(first, second): pass", False),
-    ],
-)
-def test_answers_in_another_script_are_marked(tmp_path, task, where, response, marked):
-    lines = [sample(doc, response, True) for doc in range(3)] + [sample(3, "", False)]
-    marks = samples.suspicious_scores(
-        evaluated(tmp_path, {"e": lines}, task, where=where, language="te")
-    )
-    told = [
-        detail.rpartition(": ")[2]
-        for details in marks.get("wrong script", {}).values()
-        for detail in details
-    ]
-    assert told == (["3 of 4 answers are mostly in letters of another script"] if marked else [])
-
-
 def test_an_unpaired_surrogate_becomes_a_question_mark(tmp_path):
     """JSON can write one and UTF-8 cannot; a pair is a character."""
     made = evaluated(tmp_path, {"e": [sample(0, "\ud800 \U0001f600 7", True)]})
@@ -374,7 +339,7 @@ def test_numbers_of_the_harness_beyond_shares_are_tested_as_numbers() -> None:
     nothing: Any = None
 
     def frame(metric: str) -> Frame:
-        return Stored(nothing).frame(PlainPlan({}), cells, metric)
+        return Stored(nothing).frame(SimpleNamespace(cells={}, choices={}), cells, metric)
 
     found = Comparison(frame("likelihood_diff"), [(1.0, left)], [(1.0, right)]).contrast()
     expected = stats.ttest_rel(*sides)

@@ -46,10 +46,7 @@ def test_signs_mark_what_is_significantly_better_than_a_baseline(tmp_path: Path)
     assert "+30.0" in html and "<b>+30.0" not in html
     text = summary_text(results, headline_sentences(results.contrasts), [])
     assert "40.0†‡" in text and "‡: significantly better than base (Holm" in text
-    assert (
-        "Exploratory, with intervals and no test: 1 difference in other places." in text
-        and "+30.0" not in text
-    )
+    assert "+30.0" not in text
 
 
 def test_names_bring_no_escapes_of_a_terminal_into_files(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fixture_types import Call, Patch
@@ -10,7 +9,6 @@ from fixture_types import Call, Patch
 from pipeline.commands.plan import show_plan
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.stats.detectable import Detectable
 
 OF_PAPERS = (
     "layer_swapping_table1",
@@ -48,7 +46,7 @@ def test_a_plan_is_one_screen_without_names_of_runs(
     assert re.search(r"^[\d,]+ runs, 0 done\. ", text, re.MULTILINE)
     kinds = [line.split("  ")[0] for line in lines]
     assert {"trainings", "scores"} <= {*kinds}
-    detectable = r"^points detectable at p < 0\.0\d+  these trainings  3 seeds  5 seeds  8 seeds$"
+    detectable = r"^points detectable at p < 0\.0\d+  +these trainings  3 seeds  5 seeds  8 seeds$"
     assert re.search(detectable, text, re.MULTILINE)
 
 
@@ -209,45 +207,10 @@ def test_a_plan_counts_a_problem_once_and_asks_for_no_questions_that_do_not_exis
         "plan.lines=1",
     ]
     told = planned(*words)[0]
-    (line,) = [
-        line
-        for line in told.splitlines()
-        if line.startswith("6.4 points are detectable on 250 questions, ")
-    ]
-    assert "in the mean of 12 scores each (languages or models; assumed correlation 0.5)" in line
-    assert (
-        "there are no more questions" in line
-        and "twice the questions" not in told
-        and "750" not in line
-    )
+    row = r"^250 questions, mean of 12 scores \(assumed correlation 0\.5\) +6\.4 "
+    assert re.search(row, told, re.M)
     few = planned(*words, "every.eval.limit=100")[0]
-    assert re.search(
-        r"^10\.\d points are detectable on 100 questions, .*; twice the questions helps most",
-        few,
-        re.M,
-    )
-    many = planned(*words, "every.eval.limit=200")[0]
-    assert re.search(
-        r"^7\.\d points are detectable on 200 questions, .*; all 250 questions help most",
-        many,
-        re.M,
-    )
-
-
-@pytest.mark.parametrize("seeds", [0, 3])
-def test_the_advice_is_what_helps_most(seeds: int) -> None:
-    """Only three seeds allow statements about trainings in general, and they detect less."""
-    found = Detectable.of("a with b", 100, 0.025, seeds, most=250)
-    (count, now), (twice, doubled) = found.points.items()
-    assert (count, twice) == (100, 200) and [*now] == [0, 3, 5, 8]
-    assert doubled[0] < now[0] < now[8] < now[5] < now[3]
-    choices: dict[str, Any] = {"twice the questions": doubled[seeds]}
-    choices |= {"5 seeds": now[5], "8 seeds": now[8]} if seeds else {}
-    best = min(choices, key=lambda name: choices[name])
-    assert found.advice().startswith(
-        f"{now[seeds]:.1f} points are detectable on 100 questions; {best} help"
-    )
-    assert ("trainings in general need 3 seeds or more" in found.advice()) is (seeds == 0)
+    assert re.search(r"^100 questions, mean of 12 scores .*\) +10\.\d ", few, re.M)
 
 
 @pytest.mark.parametrize(

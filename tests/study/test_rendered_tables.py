@@ -17,7 +17,6 @@ from published_rates import RATE, published_rates, settle_choices
 
 from pipeline.commands.report import write_results
 from pipeline.config.compose import compose
-from pipeline.config.stages import Report
 from pipeline.papers.published import published_value
 from pipeline.report.placed_claims import RANKED
 from pipeline.report.report_state import Reported
@@ -131,7 +130,7 @@ def cells_of(page: Path) -> list[dict[str, str]]:
 
 
 def render(planning: Planning) -> Path:
-    return write_results(planning, Reported(), Report(fewer=True))
+    return write_results(planning, Reported())
 
 
 @pytest.mark.parametrize("name", NAMES)

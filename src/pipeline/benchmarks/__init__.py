@@ -31,13 +31,7 @@ BENCHMARKS: dict[str, Benchmark] = {record.name: record for record in _RECORDS}
 
 
 def find_benchmark(task: str) -> Benchmark | None:
-    """Return the benchmark of a task, or None for an unknown task.
-
-    A table of another version may show such a task, and stage=compare has columns with a space in
-    their names.
-    """
-    if " " in task:
-        return None
+    """Return the benchmark of a task, or None for an unknown task."""
     for benchmark in BENCHMARKS.values():
         if task in benchmark.tasks:
             return benchmark
@@ -87,19 +81,6 @@ def kind_of(task: str) -> Kind | None:
     if benchmark:
         return benchmark.kind
     return None
-
-
-def answer_language(task: str, code: str) -> str:
-    """Return the language that answers should be in.
-
-    Args:
-        task: the task.
-        code: the language of the questions, or a translation pair.
-    """
-    benchmark = find_benchmark(task)
-    if benchmark and task in benchmark.in_english:
-        return "en"
-    return code.split("-")[-1]
 
 
 def chance_of(task: str) -> float | None:

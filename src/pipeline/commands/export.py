@@ -18,16 +18,11 @@ from pipeline.report.archive import write_archive
 from pipeline.report.collect import gather_results
 from pipeline.report.load.contents import Results
 from pipeline.report.render.cells import cell_lines
-from pipeline.report.render.harness_logs import write_harness_logs
 from pipeline.report.render.latex import cells_latex
 from pipeline.report.render.sheets import lines_csv
 from pipeline.report.report_state import Reported
 from pipeline.report.write import write_report
-from pipeline.runs.find import find_run
-from pipeline.runs.folders import label_in
 from pipeline.tables.planned_runs import Planning
-
-LM_EVAL = "lm_eval"
 
 
 def export(config: ExportStage) -> str:
@@ -46,9 +41,6 @@ def export(config: ExportStage) -> str:
             raise PipelineError(
                 "every, data_root and table.free_snapshots apply to table=T only. Remove them."
             )
-        if settings.format == LM_EVAL:
-            run = find_run(config.checkpoint, config.runs_path, "checkpoint")
-            return str(write_harness_logs(run.folder, Path(settings.to), label_in(run.name)).parent)
         if settings.format != Export().format:
             raise PipelineError(
                 f"export.format={settings.format} applies to table=T only. Remove it."
@@ -69,7 +61,7 @@ def export(config: ExportStage) -> str:
 
 def export_table(config: ExportStage, to: str) -> Path:
     file, form = Path(to), config.export.format
-    check_place(file, "folder" if form in ("figures", LM_EVAL) else "file")
+    check_place(file, "folder" if form == "figures" else "file")
     if form == "archive" and file.suffix != ".zip":
         raise PipelineError(
             f"export.to={file} is not the name of an archive. Set"
@@ -85,19 +77,6 @@ def export_table(config: ExportStage, to: str) -> Path:
             f"table={config.table} has no finished evaluation in {config.runs_dir}, so the export"
             " would be empty. Run stage=table first."
         )
-    if form == LM_EVAL:
-        folders = {run.name: run.folder for run in results.runs}
-        scored = set()  # a run may have its scores in several cells
-        for cell in results.cells:
-            for score in cell.scores:
-                model = cell.row
-                if "seed" in score.at:
-                    model += f" seed {score.at['seed']}"
-                if score.run in results.evaluations:
-                    scored.add((model, score.run))
-        for model, run_name in sorted(scored):
-            write_harness_logs(folders[run_name], file / model / run_name, model)
-        return file
     if form == "figures":
         from pipeline.report.page import write_figures
 

@@ -27,7 +27,7 @@ from pipeline.commands.plan_notes import (
 )
 from pipeline.config.overrides import chosen_options, override_of
 from pipeline.config.stages import MergeStage, PlanStage
-from pipeline.errors import Mistakes, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.estimate.durations import NEEDS_GPU, History
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
 from pipeline.launch.launchers import workers_of
@@ -35,7 +35,6 @@ from pipeline.launch.preflight import evaluation_problems
 from pipeline.progress import format_duration
 from pipeline.report.detectable import detectable_claims, first_detectable
 from pipeline.report.placed_claims import check_claims
-from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable, nearest_existing
 from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.folders import finished_manifests
@@ -85,25 +84,16 @@ def show_table_plan(config: PlanStage) -> str:
     _, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
     table = planning.plan.table
-    detectable, claims = first_detectable(planning), detectable_claims(planning)
-    compared, know, details = [], [], list[str]()
-    small = [claim.id for claim in claims if claim.is_small()]
-    if small:
-        know.append(
-            f"{len(small)} of {len(claims)} claims: the published difference is below the"
-            f" detectable one ({small[0]})"
-        )
+    compared, details = list[str](), list[str]()
+    detectable = first_detectable(planning)
     if detectable:
-        compared.append(detectable[1])
-        know.append(detectable[0].advice())
-        details += align_columns(detectable[0].rows(), range(1, 9))
-    know += planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
+        text, rows = detectable
+        compared.append(text)
+        details += align_columns(rows, range(1, 9))
+    know = planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
     if published:
         compared.append(f"{pluralize(published, 'cell')} with a published number")
-    untestable = sum(claim.points is None for claim in claims)
-    if untestable:
-        compared.append(f"{pluralize(untestable, 'claim')} cannot be tested")
     if compared:
         details.insert(0, f"compared: {'; '.join(compared)}")
     scores = planning.plan.scores
@@ -121,7 +111,7 @@ def show_table_plan(config: PlanStage) -> str:
         know=know,
         without=without,
     )
-    appendix = [claim.text() for claim in claims]
+    appendix = detectable_claims(planning)
     if config.plan.keys:
         appendix += describe_every_keys(planning, runs)
     return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting)
@@ -137,10 +127,7 @@ def problems_of(
 
     The arguments are those of `evaluation_problems`.
     """
-    taken = Mistakes()
-    with taken.collected():
-        Reported.of(planning.config).refuse_another(planning.config)
-    problems = list(taken.found)
+    problems = []
     for name in missing_snapshots(runs, reasons):
         problems.append(
             f"{name} was deleted. Train it again with redo=true, or remove the runs that need it."

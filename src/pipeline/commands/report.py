@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.commands.plan import not_planned
-from pipeline.config.stages import Report, ReportStage
+from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch.preflight import training_problems
 from pipeline.progress import say, warn
@@ -16,11 +16,10 @@ from pipeline.tables.planned_runs import Planning
 from pipeline.text import first_few
 
 
-def report_table(config: ReportStage) -> Path:
+def report_table(config: TableStage) -> Path:
     """Write the report of a table's finished runs. Return its page."""
     reported = Reported.of(config)
     planning = Planning.of(reported.asked_again(config))
-    reported.refuse_another(config)
     _, runs, reasons = planning.graph()
     missing = {}
     for run in runs:
@@ -40,7 +39,7 @@ def report_table(config: ReportStage) -> Path:
     for name, reason in reported.failed.items():
         if name in missing:
             failed[name] = reason
-    return write_results(planning, replace(reported, failed=failed), config.report, reasons)
+    return write_results(planning, replace(reported, failed=failed), reasons)
 
 
 def report_folder(planning: Planning) -> Path:
@@ -48,7 +47,7 @@ def report_folder(planning: Planning) -> Path:
 
 
 def write_results(
-    planning: Planning, reported: Reported, report: Report, reasons: Mapping[str, str] | None = None
+    planning: Planning, reported: Reported, reasons: Mapping[str, str] | None = None
 ) -> Path:
     """Write the report: page, cells, contrasts and claims. Return the page."""
     from pipeline.report.collect import gather_results
@@ -57,8 +56,6 @@ def write_results(
 
     folder = report_folder(planning)
     results = gather_results(planning, reported.failed, reasons)
-    missing = [cell.missing for cell in results.cells if cell.missing]
-    reported.refuse_fewer(folder, results.finished, report.fewer, missing)
     page = write_report(results, folder)
     say((folder / "summary.txt").read_text(encoding="utf-8"))
     warnings = []
@@ -66,7 +63,7 @@ def write_results(
         warnings += [(warning, run.name) for warning in run.warnings]
     for message, names in by_message(warnings):
         warn(f"{message} ({' '.join(first_few(names, 1))})")
-    reported.write_state(folder, finished=results.finished)
+    reported.write_state(folder)
     if planning.config.tracking.mode != "disabled":
         from pipeline.runs.tracking import track_report
 

@@ -10,7 +10,7 @@ from pipeline.commands.plan import problems_of, show_plan
 from pipeline.commands.report import report_folder, write_results
 from pipeline.config.compose import compose
 from pipeline.config.overrides import override_of
-from pipeline.config.stages import Report, SelectStage, TableStage
+from pipeline.config.stages import SelectStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch.launchers import Execute, executor_for, what_failed
 from pipeline.progress import say
@@ -35,7 +35,6 @@ def make_table(config: TableStage) -> Path:
     config = planning.config
     check_claims(planning)
     reported = Reported.of(config)
-    reported.refuse_another(config)
     check_writable(config.runs_path, create=False)  # before their digests are needed
     targets, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
@@ -57,7 +56,7 @@ def make_table(config: TableStage) -> Path:
             failed = execute_targets(execute, planning, targets, failed)
             executed |= {run.hash for run in targets}
             targets = planning.targets()
-    page = write_results(planning, replace(reported, failed=failed), Report(fewer=True))
+    page = write_results(planning, replace(reported, failed=failed))
     if failed:
         raise PipelineError(f"{what_failed(failed)}; {page} shows the finished runs")
     return page

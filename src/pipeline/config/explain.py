@@ -39,6 +39,8 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
     ),
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
     "plan.prompts": "an evaluation measures its prompts before it loads the weights",
+    "export.format=lm_eval": "answers.parquet and results.csv of the report have the same answers",
+    "report.fewer": "stage=report always writes the page of what is finished now",
     "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",
     "merge=ties_peft": "merge=ties is the paper's definition",
     "eval=afrimgsm": LANGUAGES.format("afrimgsm_swa_prompt_1"),
@@ -74,6 +76,10 @@ OUTSIDE = (
 )
 
 
+def removed_text(word: str) -> str:
+    return f"{word} was removed in 0.2.0: {REMOVED[word]}"
+
+
 def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) -> str:
     """Return a message about an unknown key: the close known keys, or the first ones.
 
@@ -84,7 +90,7 @@ def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) 
             are.
     """
     if key in REMOVED:
-        return f"{key} was removed in 0.2.0: {REMOVED[key]}"
+        return removed_text(key)
     parent, dot, last = key.rpartition(".")
     last_names = [name.rpartition(".")[2] for name in inside]
     close = close_matches(last, [*names, *last_names])
@@ -109,9 +115,9 @@ def listed(names: Collection[str]) -> str:
 
 
 def unknown_option(group: str, option: str) -> str:
-    removed = REMOVED.get(f"{group}={option}")
-    if removed:
-        return f"{group}={option} was removed in 0.2.0: {removed}"
+    word = f"{group}={option}"
+    if word in REMOVED:
+        return removed_text(word)
     names = conf.options(group)
     close = close_matches(option, names, cutoff=0.5)
     if group == "eval":
@@ -146,6 +152,8 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
 
     `holder` is the type that should have the key's last name.
     """
+    if key in REMOVED:
+        return removed_text(key)
     group = key.partition(".")[0]
     kind = conf.stage_class(stage)
     known = sorted({*conf.groups_read(stage), *names_of(kind)})
@@ -232,6 +240,9 @@ def validated(
 def outside_text(key: str, value: Any, meta: Mapping[str, Any]) -> str:
     """Return a message about a value outside of its options, form or bounds."""
     options = meta.get("options")
+    word = f"{key}={value}"
+    if word in REMOVED:
+        return removed_text(word)
     if options:
         return f"{key} must be one of {', '.join(options)}, got {value!r}"
     form = meta.get("form")

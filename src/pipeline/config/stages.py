@@ -266,34 +266,18 @@ class TableStage(Stage):
 
 
 @dataclass
-class Report(Knobs):
-    fewer: bool = False  # allow a report with fewer finished cells than the report that it replaces
-
-
-@dataclass
-class ReportStage(TableStage):
-    """The report of a table."""
-
-    report: Report = part(Report)
-
-
-@dataclass
 class Export(Knobs):
     """Settings of stage=export.
 
-    `format` applies to table= (lm_eval also to the checkpoint=RUN of an evaluation). The other
-    fields except `to` apply to checkpoint=.
+    `format` applies to table=. The other fields except `to` apply to checkpoint=.
     """
 
     to: str | None = (
         # a file for a table, a folder for figures; a new folder or hub:org/name for a checkpoint
         None
     )
-    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; lm_eval: a folder of
-    # its logs; others: cells
-    format: str = knob(
-        "archive", options=("archive", "latex", "markdown", "csv", "figures", "lm_eval")
-    )
+    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; others: cells
+    format: str = knob("archive", options=("archive", "latex", "markdown", "csv", "figures"))
     dtype: str | None = knob(
         None, options=("float32", "bfloat16", "float16")
     )  # dtype of the weights; null: unchanged

@@ -2,77 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.errors import PipelineError, first_line
+from pipeline.evaluate.metrics import finite_or_none
+from pipeline.stats.statistics import is_mean_of
 
-MALFORMED = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    RecursionError,
-    OverflowError,
-    OSError,
-)
-Item = dict[str, Any]  # a sample: its texts, and under `scores` the recorded values
+
+class Answer(NamedTuple):
+    """An answer of a log.
+
+    Attributes:
+        document: identifies the question and its target.
+        prompt: identifies the prompt.
+        scores: the recorded values by metric.
+    """
+
+    document: str
+    prompt: str
+    scores: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Log:
-    """The answers of a model to a task, read with one filter.
+    """The answers of a model to a task.
 
     Args:
-        model: the model's name.
-        task: the task.
-        filter: the filter.
+        task: the task, with the filter if there is one.
         file: the log file.
-        started: when the evaluation started.
-        items: the samples by document.
-        printed: the scores that the tool printed, by metric.
         settings: settings that change scores.
-        version: the tool's name and version.
-        num_fewshot: the number of few-shot examples.
-        lower_is_better: metrics with a lower value for a better model.
-        problems: missing parts of the log.
+        prompts: the prompt of each question.
+        scores: metric -> question -> number.
+        others: metrics that are not means over questions, such as BLEU and perplexity.
     """
 
-    model: str
     task: str
-    filter: str
     file: Path
-    started: str
-    items: dict[str, Item]
-    printed: Mapping[str, float]
-    settings: Mapping[str, str]
-    version: str
-    num_fewshot: int | None = None
-    lower_is_better: frozenset[str] = frozenset()
-    problems: tuple[str, ...] = ()
+    settings: Mapping[str, Any]
+    prompts: Mapping[str, str]
+    scores: Mapping[str, Mapping[str, float]]
+    others: list[str]
 
 
-class Reader(NamedTuple):
-    """A format of logs: `recognizes` a file by its JSON content, and `read` returns its logs."""
+def log_of(
+    task: str,
+    file: Path,
+    settings: Mapping[str, Any],
+    answers: Iterable[Answer],
+    printed: Mapping[str, float | None],
+) -> Log:
+    """Return the log of a task's answers.
 
-    recognizes: Callable[[Path, Mapping[str, Any]], bool]
-    read: Callable[[Path, dict[str, Any]], Iterable[Log]]
-
-
-@contextmanager
-def as_one_sentence(path: Path) -> Iterator[None]:
-    """Turn errors from reading a malformed file into a PipelineError with its name."""
-    try:
-        yield
-    except PipelineError:
-        raise
-    except MALFORMED as error:
-        problem = f"{type(error).__name__}: {first_line(error)}"
-        raise PipelineError(
-            f"{path} is not a complete log ({problem}). Copy it again, or name other files in"
-            " results."
-        ) from error
+    Args:
+        task: the task.
+        file: the log file.
+        settings: settings that change scores.
+        answers: the answers. A document that occurs twice is two questions.
+        printed: the scores that the tool printed, by metric.
+    """
+    counts: Counter[str] = Counter()
+    prompts: dict[str, str] = {}
+    numbers: dict[str, dict[str, float]] = {}
+    for answer in answers:
+        counts[answer.document] += 1
+        question = f"{answer.document} {counts[answer.document]}"
+        prompts[question] = answer.prompt
+        for metric, value in answer.scores.items():
+            of_metric = numbers.setdefault(metric, {})
+            number = finite_or_none(value)
+            if number is not None:
+                of_metric[question] = number
+    scores, others = {}, []
+    for metric, of_metric in numbers.items():
+        is_complete = len(of_metric) == len(prompts)
+        score = printed.get(metric)
+        if is_complete and (score is None or is_mean_of(score, list(of_metric.values()))):
+            scores[metric] = of_metric
+        else:
+            others.append(metric)
+    return Log(task, file, settings, prompts, scores, others)

@@ -1,45 +1,34 @@
-"""Runs of stage=eval as logs, in the form that export.format=lm_eval writes."""
+"""Runs of stage=eval as logs: scores.json and samples/."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.extras import logs_of_lm_eval
-from pipeline.extras.log import Log, Reader
-from pipeline.report.render.harness_logs import write_harness_logs
-from pipeline.runs.folders import label_in
-from pipeline.runs.manifest import MANIFEST, read_manifest
+from pipeline.evaluate.records import read_scores
+from pipeline.extras.log import Answer, Log, log_of
+from pipeline.report.load.answers import sample_files
+
+FACTS = ("packages", "versions", "task_hashes", "found_again")  # of scores.json, no settings
 
 
-def recognizes(path: Path, content: Mapping[str, Any]) -> bool:
-    return {"rows", "harness"} <= content.keys() and (path.parent / MANIFEST).is_file()
-
-
-def read(path: Path, _: dict[str, Any]) -> Iterator[Log]:
-    with TemporaryDirectory() as folder:
-        written = write_harness_logs(path.parent, Path(folder), scored_model(path.parent))
-        time = written.stem.removeprefix("results_")
-        content = json.loads(written.read_bytes())
-        for log in logs_of_lm_eval.logs_written_at(time, written, content):
-            yield replace(log, file=path)
-
-
-def scored_model(run: Path) -> str:
-    """Return the name of the checkpoint that a run scored, or the label of its merge in memory."""
-    manifest = read_manifest(run)
-    assert manifest is not None
-    checkpoint = manifest.parents.get("checkpoint")
-    if checkpoint:
-        return checkpoint.name
-    evaluated = manifest.config["eval"]["name"]
-    languages = "-".join(manifest.config["languages"])
-    label = label_in(manifest.name)
-    return label.removeprefix(f"eval-{evaluated}-").removesuffix(f"-{languages}")
-
-
-READER = Reader(recognizes, read)
+def read_run(path: Path, __: Mapping[str, Any]) -> Iterator[Log]:
+    """Yield the logs of the run that a scores.json belongs to, by task and language."""
+    if path.name != "scores.json":
+        return
+    rows, harness = read_scores(path)
+    settings = {name: value for name, value in harness.items() if name not in FACTS}
+    for (_, task, where), samples in sample_files(path.parent):
+        printed = {}
+        shots = None
+        for row in rows:
+            if (row.task, row.where, row.subject) == (task, where, None):
+                printed[row.metric] = row.value
+                shots = row.num_fewshot
+        answers = []
+        for sample in samples:
+            document = f"{sample['doc_id']} {sample['target']}"
+            answers.append(Answer(document, sample["prompt"], sample["scores"]))
+        of_task = settings | {"num_fewshot": shots}
+        yield log_of(f"{task} {where}", path, of_task, answers, printed)

@@ -93,8 +93,8 @@ def headline_sentences(
     """Return the result of a table, in sentences.
 
     The first sentences are about the primary comparison, and about the same two models in `places`.
-    Then come other significant differences, and the detectable difference of the comparisons
-    without a significant one.
+    Then come other significant differences, and the smallest difference that the other comparisons
+    would have detected.
 
     Args:
         lines: The lines of contrasts.csv.
@@ -107,14 +107,14 @@ def headline_sentences(
     if primary and not first:
         sentences.append(missing_sentence(lines, primary))
     if not tested:
-        return [*sentences, "No two models have answers to compare.", *exploratory_sentence(lines)]
+        return [*sentences, "No two models have answers to compare."]
     elsewhere = []
     for line in tested:
-        if has_models(line, primary) and line["place"] in places and line not in first:
+        is_pair = [line["left"], line["right"]] == [*primary[:2]]
+        if is_pair and line["place"] in places and line not in first:
             elsewhere.append(line)
     first += elsewhere[: MOST_SENTENCES - 1]
-    for line in first:
-        sentences.append(primary_sentence(line, tested) + warning_of_zero(line))
+    sentences += [difference_sentence(line) for line in first]
     significant, insignificant = [], []
     for line in tested:
         if line in first:
@@ -131,23 +131,12 @@ def headline_sentences(
         sentences.append("1 more difference is significant.")
     elif omitted > 1:
         sentences.append(f"{omitted} more differences are significant.")
-    adjective = "other " if sentences else ""
-    sentences += others_sentence(insignificant, adjective)
-    return sentences + exploratory_sentence(lines)
-
-
-def has_models(line: Line, primary: Sequence[str]) -> bool:
-    """Return True if a comparison is of the same two models as the primary one."""
-    return [line["left"], line["right"]] == [*primary[:2]]
-
-
-def exploratory_sentence(lines: Sequence[Line]) -> list[str]:
-    """Return a sentence with the number of differences that are not tested, if there are any."""
-    count = sum(bool(line["exploratory"] and line["n"]) for line in lines)
-    if not count:
-        return []
-    differences = pluralize(count, "difference")
-    return [f"Exploratory, with intervals and no test: {differences} in other places."]
+    if insignificant:
+        other = "other " if sentences else ""
+        none = f"Not significant: {pluralize(len(insignificant), other + 'difference')}."
+        least = min(insignificant, key=lambda line: line["detectable"])
+        sentences.append(f"{none} {detectable_sentence(least)}")
+    return sentences
 
 
 def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
@@ -159,43 +148,6 @@ def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
             break
     compared = f"“{left}” with “{right}” in “{place}”"
     return f"The primary comparison, {compared}, is missing: {reason or 'it has no answers'}."
-
-
-def primary_sentence(line: Line, lines: Sequence[Line]) -> str:
-    """Return the result of the primary comparison, with the other models of `lines` in its place.
-
-    After a gain, the text also names the models that it does not significantly exceed. Otherwise it
-    says if no other model is significantly better either.
-    """
-    sentence = difference_sentence(line)
-    here = [other for other in lines if other["place"] == line["place"]]
-    if is_gain_shown(line):
-        names = []
-        for other in here:
-            if other["left"] == line["left"] and not is_gain_shown(other):
-                names.append(f"“{other['right']}” ({other['difference']:+.1f})")
-        if names:
-            return f"{sentence} It is not significantly better there than {' or '.join(names)}."
-        return sentence
-    rivals = [other for other in here if other["right"] == line["right"]]
-    if len(rivals) == 1 or any(map(is_gain_shown, rivals)):
-        return sentence
-    compared = f"compared with “{line['right']}” in “{line['place']}”"
-    return f"{sentence} None of the {len(rivals)} models {compared} is significantly better."
-
-
-def warning_of_zero(line: Line) -> str:
-    """Return a warning about a comparison with a score of 0, or "".
-
-    Such a score is more likely an error than an effect.
-    """
-    models = []
-    for side in ("left", "right"):
-        if line.get(f"{side}_value") == 0:
-            models.append(f"“{line[side]}”")
-    if models:
-        return f" Read the answers first: {' and '.join(models)} scored exactly 0."
-    return ""
 
 
 def is_gain(line: Line) -> bool:
@@ -226,52 +178,18 @@ def difference_sentence(line: Line) -> str:
         trainings = " These trainings alone: other seeds may differ."
     if not is_significant(line):
         none = f"No significant difference between {left} and {right} in {place}: {size}."
-        return f"{none} {detectable_sentence(line, unit)}{trainings}"
+        return f"{none} {detectable_sentence(line)}{trainings}"
     word = "better" if is_gain(line) else "worse"
     return f"{left} is {word} than {right} in {place}: {size}.{trainings}"
 
 
-def detectable_sentence(line: Line, unit: str) -> str:
+def detectable_sentence(line: Line) -> str:
     """Return the difference that this comparison would have detected."""
-    detectable, spread = line["detectable"], line.get("spread")
-    if unit == "points" and detectable >= 100:
-        return "So few answers cannot show any difference."
-    varies = ""
-    if spread is not None:
-        varies = f", as it varies by {spread:.1f} from training to training (standard deviation)"
-    return f"Detectable with 80 % power: {detectable:.1f} {unit}{varies}."
+    unit = line.get("unit", "points")
+    return f"Detectable with 80 % power: {line['detectable']:.1f} {unit}."
 
 
 def p_text(p: float | None) -> str:
     if p is not None and p < 0.001:
         return "< 0.001"
     return f"= {p:.3f}"
-
-
-def others_sentence(lines: Sequence[Line], adjective: str) -> list[str]:
-    """Return the difference that insignificant comparisons would have detected, if there are any.
-
-    Args:
-        lines: Comparisons that are not significant.
-        adjective: "other ", or "" if these are all comparisons.
-    """
-    if not lines:
-        return []
-    by_unit: dict[str, list[float]] = {}
-    for line in lines:
-        by_unit.setdefault(line.get("unit", "points"), []).append(line["detectable"])
-    sizes = [f"{interval_text(values)} {unit}" for unit, values in by_unit.items()]
-    questions = interval_text([line["n"] for line in lines])
-    none = f"The {adjective or 'only '}difference is not significant"
-    if len(lines) > 1:
-        none = f"None of the {len(lines)} {adjective}differences is significant"
-    power = f"Detectable with {questions} questions and 80 % power"
-    return [f"{none}. {power}: {' and '.join(sizes)}."]
-
-
-def interval_text(values: Collection[float], form: str = ".0f") -> str:
-    """Return the smallest and the largest number, such as "2 to 3"; once if they read the same."""
-    low, high = format(min(values), form), format(max(values), form)
-    if low == high:
-        return low
-    return f"{low} to {high}"

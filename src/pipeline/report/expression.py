@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.stats.statistics import largest
-from pipeline.tables.plan import Candidate, Cell, Choice, Item
+from pipeline.tables.plan import Candidate, Cell, Item, TablePlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 Key = tuple[Any, str | None]
 Values = Callable[[Cell, Any], "np.ndarray"]  # (the cell of a line, its score) -> its row
 Axes = tuple[tuple[str, Any], ...]  # the values of some axes
-
-
-class Plan(Protocol):
-    """The part of a table's plan that its numbers depend on."""
-
-    cells: dict[tuple[str, str], Cell]
-    choices: dict[str, Choice]
-
-
-@dataclass
-class PlainPlan:
-    """The plan of cells that come from no table file."""
-
-    cells: dict[tuple[str, str], Cell]
-    choices: dict[str, Choice] = field(default_factory=dict)
 
 
 # --- lines ---
@@ -59,7 +44,7 @@ class ScoreLine(NamedTuple):
     score: Any
 
 
-def leaf_cells(plan: Plan, cell: Cell) -> Iterator[Cell]:
+def leaf_cells(plan: TablePlan, cell: Cell) -> Iterator[Cell]:
     """Yield the cells that have items.
 
     For a row that averages rows, these are the cells of the averaged rows.
@@ -70,7 +55,7 @@ def leaf_cells(plan: Plan, cell: Cell) -> Iterator[Cell]:
         yield from leaf_cells(plan, plan.cells[row, cell.column])
 
 
-def lines_of(plan: Plan, cells: Iterable[Cell]) -> list[ScoreLine]:
+def lines_of(plan: TablePlan, cells: Iterable[Cell]) -> list[ScoreLine]:
     """Return the lines behind some cells, for all candidates of a choice."""
     lines = []
     for cell in cells:
@@ -90,7 +75,7 @@ def lines_of_item(leaf: Cell, item: Item) -> list[ScoreLine]:
     return lines
 
 
-def scores_of(plan: Plan, cells: Iterable[Cell]) -> list[Key]:
+def scores_of(plan: TablePlan, cells: Iterable[Cell]) -> list[Key]:
     """Return the scores that cells show, and the scores that choose them, each with its pair."""
     keys: dict[Key, None] = {}
     for line in lines_of(plan, cells):
@@ -111,7 +96,7 @@ def is_open_choice(item: Item) -> bool:
     return item.choice is not None and any(() not in reading for reading in item.readings)
 
 
-def is_plain_mean(plan: Plan, cell: Cell) -> bool:
+def is_plain_mean(plan: TablePlan, cell: Cell) -> bool:
     """Return True if a cell is a plain mean of its answers."""
     leaves = list(leaf_cells(plan, cell))
     for part in (cell, *leaves):
@@ -131,7 +116,7 @@ class Sides(NamedTuple):
 
 
 def evaluate(
-    plan: Plan, cell: Cell, choose: Values, show: Values, keep: Sequence[str] = ()
+    plan: TablePlan, cell: Cell, choose: Values, show: Values, keep: Sequence[str] = ()
 ) -> np.ndarray:
     """Return a cell computed from the rows of `show`, with choices made on the rows of `choose`.
 
@@ -153,7 +138,7 @@ def evaluate(
 class Evaluation:
     """One evaluation of a cell, as in `evaluate`."""
 
-    plan: Plan
+    plan: TablePlan
     choose: Values
     show: Values
     keep: Sequence[str]

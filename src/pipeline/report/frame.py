@@ -9,11 +9,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.report.expression import Key, Plan, evaluate, is_plain_mean, lines_of
+from pipeline.report.expression import Key, evaluate, is_plain_mean, lines_of
 from pipeline.stats.contrast import Contrast, contrast, corpus_contrast
 from pipeline.stats.statistics import DRAWS, NormalTest, half_weights, halved_means, share_interval
 from pipeline.stats.translations import copies_of, corpus_scores, counts_of, drawn_scores
-from pipeline.tables.plan import Cell
+from pipeline.tables.plan import Cell, TablePlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ class Frame:
         answers: Shares of 1, or numbers without bounds such as bits (`bounded` is False).
     """
 
-    plan: Plan
+    plan: TablePlan
     cells: Sequence[Cell]
     rows: dict[Key, int]
     answers: np.ndarray
@@ -163,7 +163,7 @@ class CorpusFrame(Frame):
 
     @classmethod
     def of(
-        cls, plan: Plan, cells: Sequence[Cell], metric: str, texts: Mapping[Key, Sentences]
+        cls, plan: TablePlan, cells: Sequence[Cell], metric: str, texts: Mapping[Key, Sentences]
     ) -> CorpusFrame:
         import numpy as np
 
@@ -245,7 +245,7 @@ def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
 
 
 def answers_frame(
-    plan: Plan,
+    plan: TablePlan,
     cells: Sequence[Cell],
     answers: Mapping[Key, Mapping[Any, float]],
     bounded: bool = True,
@@ -380,7 +380,7 @@ class Comparison:
         return self.frame.contrast(self.differences(), self.bound, estimate, draws)
 
 
-def varied_axes(plan: Plan, cells: Sequence[Cell], axes: Sequence[str]) -> list[str]:
+def varied_axes(plan: TablePlan, cells: Sequence[Cell], axes: Sequence[str]) -> list[str]:
     """Return the axes that have several values in a cell.
 
     `Comparison.differences` keeps these axes.

@@ -20,8 +20,7 @@ Marks = dict[str, dict[str, list[str]]]  # problem -> row -> its suspicious scor
 def suspicious_scores(results: Results) -> Marks:
     """Return the marks on suspicious scores.
 
-    A score is suspicious if it is exactly 0, at chance, mostly unparsed, cut off, or in the wrong
-    script.
+    A score is suspicious if it is exactly 0, at chance, mostly unparsed, or cut off.
     """
     marks: Marks = {}
     visited = set()  # an evaluation may be behind several cells of a row
@@ -87,9 +86,6 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
     if answers.cut_off:
         ran_out = "answers ran out of tokens (eval.max_gen_toks)"
         yield "cut off", f"{answers.cut_off} of {n} {ran_out}"
-    if answers.strange:
-        letters = "answers are mostly in letters of another script"
-        yield "wrong script", f"{answers.strange} of {n} {letters}"
 
 
 def _chance_marks(score: ScoreRow, value: float, answers: Answers) -> Iterator[tuple[str, str]]:

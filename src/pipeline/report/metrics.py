@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pipeline.benchmarks import kind_of, measures_of, primary_metric
-from pipeline.report.expression import Plan, lines_of
+from pipeline.report.expression import lines_of
 from pipeline.stats.translations import CORPUS_METRICS
-from pipeline.tables.plan import Cell, task_of
+from pipeline.tables.plan import Cell, TablePlan, task_of
 
 
-def tasks_of(plan: Plan, cells: Iterable[Cell]) -> set[str | None]:
+def tasks_of(plan: TablePlan, cells: Iterable[Cell]) -> set[str | None]:
     """Return the tasks whose answers are under cells; None stands for a fact or a figure."""
     tasks: set[str | None] = set()
     for line in lines_of(plan, cells):
@@ -32,7 +32,7 @@ def metrics_of(task: str) -> list[str]:
     return [primary_metric(task)[0], *further, *measures_of(task)]
 
 
-def stored_metric(plan: Plan, cells: Sequence[Cell]) -> str | None:
+def stored_metric(plan: TablePlan, cells: Sequence[Cell]) -> str | None:
     """Return the metric that all cells show, if it is stored for each answer.
 
     Translations store it for each set. None for different metrics, for facts and figures, and for

@@ -16,7 +16,6 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report import figures
 from pipeline.report.claims import VERDICTS
-from pipeline.report.detectable import measured_detectable
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, RunResult, score_rows_of
 from pipeline.report.marks import Marks, browsed, chance_in
@@ -110,7 +109,6 @@ def context_of_cells(results: Results) -> dict[str, Any]:
     return {
         "legend": page_legend(results),
         "choices": choice_lines(results),
-        "detectable": measured_detectable(results.contrasts, results.seeds),
         "maps": maps_of(results),
         "used": cells_by_run(results),
     }

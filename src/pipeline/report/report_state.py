@@ -1,10 +1,9 @@
-"""The state in a report's folder: its table's settings, failed runs, and finished cells."""
+"""The state in a report's folder: its table's settings and failed runs."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +12,6 @@ from pydantic import TypeAdapter
 
 from pipeline.config.overrides import override_of
 from pipeline.config.stages import TableStage
-from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
 
 FILE = "report.json"
@@ -29,14 +27,12 @@ class Reported:
         data_root: As in the last stage=table.
         every: As in the last stage=table.
         failed: run -> reason.
-        finished: The number of cells that are shown.
     """
 
     table: str = ""
     data_root: str | None = None
     every: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    finished: int = 0
 
     @classmethod
     def of(cls, config: TableStage) -> Reported:
@@ -61,48 +57,9 @@ class Reported:
         print(f"With the settings of the last stage=table: {overrides}", file=sys.stderr)
         return asked
 
-    def refuse_another(self, config: TableStage) -> None:
-        """Raise PipelineError if the report shows another table of the same name."""
-        from pipeline.tables.planned_runs import find_table
-
-        table = config.table
-        if not self.table or Path(self.table).resolve() == Path(table).resolve():
-            return
-        try:
-            earlier, _ = find_table(self.table)
-        except PipelineError:  # the file was moved
-            return
-        current, _ = find_table(table)
-        if earlier != current:
-            raise PipelineError(
-                f"{report_folder(config)} holds the report of table={self.table}, which"
-                f" table={table} would replace. Give one table another name (name: NAME), or"
-                " delete the folder."
-            )
-
-    def refuse_fewer(
-        self, folder: Path, finished: int, fewer: bool, reasons: Sequence[str] = ()
-    ) -> None:
-        """Raise PipelineError if fewer cells are finished than the existing page shows.
-
-        Args:
-            folder: The report's folder.
-            finished: The number of cells that are finished now.
-            fewer: True to allow it.
-            reasons: Why cells are missing.
-        """
-        page = folder / "index.html"
-        if fewer or finished >= self.finished or not page.is_file():
-            return
-        why = f" ({reasons[0]})" if reasons else ""
-        raise PipelineError(
-            f"{page} shows {self.finished} finished cells and this one would show {finished}{why}."
-            " To replace it, give report.fewer=true."
-        )
-
-    def write_state(self, folder: Path, **changed: Any) -> None:
+    def write_state(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(asdict(replace(self, **changed)), indent=1)
+        content = json.dumps(asdict(self), indent=1)
         write_atomically(folder / FILE, content + "\n")
 
 

@@ -21,7 +21,7 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.work import BLOCKED
-from pipeline.report.expression import Key, Plan, evaluate, lines_of, scores_of
+from pipeline.report.expression import Key, evaluate, lines_of, scores_of
 from pipeline.report.frame import (
     CorpusFrame,
     Frame,
@@ -35,7 +35,7 @@ from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Run
 from pipeline.stats.statistics import is_mean_of
 from pipeline.stats.translations import CORPUS_METRICS
-from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, difference_of, task_of
+from pipeline.tables.plan import ROWS_CHANGED, Cell, ScoreRef, TablePlan, difference_of, task_of
 from pipeline.tables.planned_runs import Planning, reason_left_out, score_rows
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class StoredAnswers:
 
     # --- answers ---
 
-    def frame(self, plan: Plan, cells: Sequence[Cell], metric: str) -> Frame:
+    def frame(self, plan: TablePlan, cells: Sequence[Cell], metric: str) -> Frame:
         """Return the frame of the answers under some cells.
 
         Raises:

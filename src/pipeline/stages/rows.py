@@ -19,7 +19,6 @@ from pipeline.config.stages import (
     MergeStage,
     PlanStage,
     PrefetchStage,
-    ReportStage,
     RunStage,
     SelectStage,
     ShowStage,
@@ -113,7 +112,7 @@ RUN_STAGES = {
 STUDY_STAGES = {
     "plan": Row(PlanStage, "pipeline.commands.plan:show_plan"),
     "table": Row(TableStage, "pipeline.commands.table:make_table"),
-    "report": Row(ReportStage, "pipeline.commands.report:report_table"),
+    "report": Row(TableStage, "pipeline.commands.report:report_table"),
     "export": Row(ExportStage, "pipeline.commands.export:export"),
     "status": Row(StatusStage, "pipeline.commands.status:show_status"),
     "show": Row(ShowStage, "pipeline.commands.show:show_run"),

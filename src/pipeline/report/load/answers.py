@@ -15,13 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks import answer_language, find_benchmark, is_measure, kind_of, primary_metric
+from pipeline.benchmarks import find_benchmark, is_measure, kind_of, primary_metric
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
-from pipeline.evaluate.metrics import INVALID, finite_or_none, share_in
+from pipeline.evaluate.metrics import INVALID, finite_or_none
 from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
-from pipeline.languages import is_known, language
 from pipeline.stats.statistics import value_per_question
 
 if TYPE_CHECKING:
@@ -59,8 +58,6 @@ class Answers:
     Attributes:
         file: The file, for errors.
         chance: The share of right answers by guessing among stored options.
-        strange: The number of answers mostly in letters of another script; 0 unless most answers
-            are.
         first: The first questions, as the page shows them.
         scores: metric -> doc_id -> the stored value.
         texts: doc_id -> (reference, translation).
@@ -72,7 +69,6 @@ class Answers:
     unparsed: int = 0
     cut_off: int = 0
     chance: float | None = None
-    strange: int = 0
     first: list[list[Any]] = field(default_factory=list)
     scores: dict[str, dict[Any, Any]] = field(default_factory=dict)
     texts: dict[Any, tuple[str, str]] = field(default_factory=dict)
@@ -208,9 +204,8 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
         samples: Its answers.
         keep: How many of them the page shows.
     """
-    _, task, language = place
+    task = place[1]
     benchmark = find_benchmark(task)
-    responses = [str(sample.get("response") or "") for sample in samples]
     unparsed = 0
     if kind_of(task) not in ("choice", "text"):
         unparsed = sum(sample.get("extracted") in (None, "", INVALID) for sample in samples)
@@ -220,7 +215,6 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
         unparsed=unparsed,
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
         chance=chance_by_options(samples),
-        strange=in_another_script(task, language, responses),
         first=list(map(page_item, samples[:keep])),
     )
     for sample in samples:
@@ -246,29 +240,6 @@ def chance_by_options(samples: Sequence[Sample]) -> float | None:
     if counts and min(counts) > 1:
         return fmean(1 / count for count in counts)
     return None
-
-
-def in_another_script(task: str, where: str, responses: Sequence[str]) -> int:
-    """Count the answers mostly in letters of another script than their language's.
-
-    The count is 0 unless more than half of the answers are. English instead of Swahili goes
-    unnoticed, because the script is the same. A language that is only known by its code has 0.
-    """
-    if kind_of(task) in (None, "program", "choice", "text") or not responses:
-        return 0
-    code = answer_language(task, where)
-    if not is_known(code):
-        return 0
-    scripts = language(code).scripts
-    if "LATIN" in scripts and all(map(str.isascii, responses)):
-        return 0
-    strange = 0
-    for text in responses:
-        share = share_in(scripts, text)
-        strange += share is not None and share < 0.5
-    if strange > len(responses) / 2:
-        return strange
-    return 0
 
 
 def page_item(sample: Sample) -> list[Any]:

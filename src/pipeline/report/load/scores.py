@@ -7,7 +7,6 @@ from typing import Any
 
 from pipeline.benchmarks import find_benchmark
 from pipeline.errors import PipelineError
-from pipeline.report.compare import interval_text
 from pipeline.report.load.contents import Results, score_rows_of
 from pipeline.text import first_few
 
@@ -101,7 +100,11 @@ def task_notes(results: Results) -> list[str]:
             words.append(f"{row.num_fewshot}-shot")
         how = f"{title_of(row.task)}: {', '.join(words)}"
         counts.setdefault(how, set()).add(row.n)
-    return [f"{how}, n = {interval_text(sizes)}" for how, sizes in counts.items()]
+    notes = []
+    for how, sizes in counts.items():
+        ends = map(str, sorted({min(sizes), max(sizes)}))
+        notes.append(f"{how}, n = {' to '.join(ends)}")
+    return notes
 
 
 def title_of(task: str) -> str:

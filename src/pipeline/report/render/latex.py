@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from pipeline.report.compare import exploratory_sentence
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.cells import BOLD, baseline_notes
 from pipeline.report.templates import latex_text, render
@@ -20,7 +19,7 @@ def cells_latex(results: Results) -> str:
         captions.append(BOLD.partition(",")[0] + ".")
     if results.seeds:
         captions.append(f"Seeds of each training: {results.seeds}.")
-    captions += [*baseline_notes(results), *exploratory_sentence(results.contrasts)]
+    captions += baseline_notes(results)
     return render(
         "table.tex.j2",
         results=results,
