@@ -194,35 +194,16 @@ def test_own_rows_are_compared_with_what_the_study_scores(
     Nothing of a shipped benchmark is asked for.
     """
     study("{q}", "{a}", **({"data.benchmarks": benchmarks} if benchmarks else {}))
-    text = call("stage=plan", "table=./study.yaml", "plan.lines=1", *QUIET, status=0).out
     call("stage=table", "table=./study.yaml", *QUIET, status=0)
     (data,) = Path("runs").glob("data-*")
     card = (data / "data_card.md").read_text()
     if benchmarks:
-        assert (
-            "rows are compared with no benchmark" in text
-            and "none, by data.benchmarks=none" in card
-        )
+        assert "none, by data.benchmarks=none" in card
         assert len((data / "train.jsonl").read_text().splitlines()) == 21
     else:
-        assert "rows are compared with mine_en" in text and "Benchmark texts: mine_en 4" in card
+        assert "Benchmark texts: mine_en 4" in card
         assert len((data / "train.jsonl").read_text().splitlines()) == 20
         assert LONG not in (data / "train.jsonl").read_text()
-
-
-def test_a_question_that_is_added_later_is_named(folder: Path, call: Call) -> None:
-    with (folder / "rows.csv").open("a") as rows:
-        rows.write("a b c d e f g h i j k l m n o,3\n")
-    study("{q}", "{a}")
-    call("stage=table", "table=./study.yaml", *QUIET, status=0)
-    forget_files()
-    with Path("tasks/rows.jsonl").open("a") as questions:
-        questions.write(json.dumps({"q": "Say a b c d e f g h i j k l m n o!", "gold": 0}) + "\n")
-    told = " ".join(call("stage=plan", "table=./study.yaml", *QUIET).err.split())
-    assert (
-        "were not compared with mine_en rows.jsonl, which came after" in told
-        and "redo=true" in told
-    )
 
 
 def test_without_a_study_and_the_hub_the_card_names_what_was_not_compared(
@@ -239,7 +220,6 @@ def test_without_a_study_and_the_hub_the_card_names_what_was_not_compared(
         "not compared, as they could not be read: facebook/belebele"
         in (data / "data_card.md").read_text()
     )
-    assert json.loads((data / "manifest.json").read_text())["facts"]["benchmarks"] == {}
     without = call(
         *words, "expert.sources.own.completion='{a}'", "data.benchmarks=none", *QUIET, status=0
     )

@@ -21,7 +21,6 @@ from pipeline.commands.overview import (
 )
 from pipeline.commands.plan_notes import (
     about_trainings,
-    comparison_lines,
     dropped_lines,
     empty_spbleu,
     last_asked,
@@ -222,7 +221,6 @@ def plan_text(
     know += cut_lines(remaining)
     know += template_lines(runs)
     know += prompt_lines(runs)
-    know += comparison_lines(remaining)
     know += about_trainings(remaining, about_default_rate)
     if bill:
         know += [f"not included: {text}" for text in bill.left_out()]

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.data import Source
-from pipeline.config.stages import DataStage, EvalStage, PlanStage, TrainStage
-from pipeline.data.benchmarks import comparison_text
+from pipeline.config.stages import EvalStage, PlanStage, TrainStage
 from pipeline.data.load import example_of, with_nested
 from pipeline.data.rows import IN_PART, UNUSABLE, is_blank
 from pipeline.data.sources import is_kept_in_part, is_wanted, source_columns
@@ -136,18 +135,6 @@ def dropped_rows(file: Path, name: str, source: Source) -> Iterator[str]:
         dropped["an earlier row says the same"] = copies
     for reason, count in dropped.items():
         yield f"{file.name}: {count:,} of {len(rows):,} rows are dropped, as {reason}"
-
-
-def comparison_lines(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each data run of local rows, with the benchmarks to compare them with."""
-    lines = []
-    for run in runs:
-        if isinstance(run.config, DataStage) and run.config.expert.is_own:
-            root = None
-            if "data_root" in run.parents:
-                root = run.parents["data_root"].folder
-            lines.append(f"{run.name}: {comparison_text(run.config, root)}")
-    return lines
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:

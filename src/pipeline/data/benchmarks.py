@@ -1,9 +1,8 @@
 """The benchmarks that training rows are compared with.
 
 Their texts come from a folder laid out as a data_root (each language and split in it, without
-exemplars), otherwise from the Hub, in the languages of MGSM and of the expert's sources. The
-manifest of a data run records the benchmarks; its hash does not cover them. Heavy libraries are
-imported only when texts are compared.
+exemplars), otherwise from the Hub, in the languages of MGSM and of the expert's sources. They do
+not affect the hash of a data run. Heavy libraries are imported only when texts are compared.
 """
 
 from __future__ import annotations
@@ -24,15 +23,13 @@ from pipeline.config.stages import DataStage
 from pipeline.data.load import open_rows, readable_errors
 from pipeline.data.sources import Row
 from pipeline.errors import PipelineError
-from pipeline.files import sha256_of
-from pipeline.hub.lock import Lock, part_of, read_lock
+from pipeline.hub.lock import Lock, part_of
 from pipeline.hub.reach import force_offline
 from pipeline.languages import MGSM, language, shipped_languages
 from pipeline.runs.manifest import read_manifest
-from pipeline.text import first_few
 
 if TYPE_CHECKING:
-    from pipeline.runs.run import Run
+    pass
 
 FEWEST = 3  # words of a text that is too short for an n-gram but compared with lines of rows
 LONGEST = 400  # characters of such a line
@@ -140,19 +137,6 @@ def scored_sets(config: DataStage) -> dict[str, str] | None:
     return config.data.scored
 
 
-def comparison_text(config: DataStage, data_root: Path | None) -> str:
-    """Return a plan's sentence about the benchmarks that a data run compares its rows with."""
-    folder, scored = folder_of(config, data_root), scored_sets(config) or {}
-    files = files_compared(folder, scored)
-    names = list(dict.fromkeys(name for name, _ in files.values()))
-    remark = ""
-    for name, place in scored.items():
-        if folder is None and not place:
-            names.append(name)
-            remark = ", as far as the Hub can be read"
-    return f"rows are compared with {', '.join(names) or 'no benchmark'}{remark}"
-
-
 def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
     """Return True if data_root is a data run or a small world.
 
@@ -193,38 +177,6 @@ def dropping_marks(config: DataStage, source: Source, exact: Any, variants: Any)
     return marks
 
 
-def compared_with(
-    root: Path | None,
-    lock: Lock | None,
-    languages: Iterable[str] = (),
-    scored: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Return the benchmarks that rows are compared with, and their versions.
-
-    A file has its sha256. A set on the Hub (`hub_sources`) has its locked revision, or "" if it is
-    not locked.
-
-    Args:
-        root: The folder of the benchmarks. None: the Hub.
-        lock: The locked revisions.
-        languages: Languages besides MGSM's.
-        scored: The result of `scored_sets`.
-    """
-    pins: dict[str, str] = {}
-    if root is None:
-        for _, source in hub_sources(languages, scored):
-            pins[label_of(source)] = ""
-            entry = lock.entry(source) if lock else None
-            if entry:
-                pins[label_of(source)] = entry["revision"]
-    files = files_compared(root, scored or {})
-    digests = sha256_of(file for _, file in files.values())
-    for label in sorted(files):
-        _, file = files[label]
-        pins[label] = digests[file]
-    return pins
-
-
 def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tuple[str, Path]]:
     """Return (benchmark, file) by label, of the files below `root` and the files in `scored`."""
     folders = []
@@ -247,34 +199,6 @@ def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tu
 
 def label_of(source: Source) -> str:
     return f"{source.hub} {part_of(source)}"
-
-
-def uncompared_benchmarks(run: Run[DataStage]) -> str:
-    """Return a warning if benchmarks were added or changed after a training set was built.
-
-    The result is "" if the set is not finished, or all benchmarks were compared.
-    """
-    config, manifest = run.config, read_manifest(run.folder)
-    data_root = run.parents["data_root"].folder if "data_root" in run.parents else None
-    if manifest is None or "benchmarks" not in manifest.facts:
-        return ""
-    if keeps_items_apart(config, data_root):
-        return ""
-    recorded, lock = manifest.facts["benchmarks"], read_lock(run.runs_dir)
-    folder = folder_of(config, data_root)
-    pins = compared_with(folder, lock, config.expert.languages, scored_sets(config))
-    later = []
-    for name, pin in pins.items():
-        if pin and recorded.get(name) != pin:
-            later.append(name)
-    if not later:
-        return ""
-    names = ", ".join(first_few(later, 3))
-    return (
-        f"The rows of {run.name} were not compared with {names}, which came after they were drawn."
-        " To compare them, build the set again: stage=data with its keys (stage=show"
-        f" run={run.name} lists them) and redo=true."
-    )
 
 
 def benchmark_ngrams(

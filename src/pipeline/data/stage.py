@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Write the data of a run into `work` and return the counts of its card."""
-    config, facts = run.config, dict[str, Any]()
+    config = run.config
     world, items, union_of = config.expert.world, config.expert.items, config.expert.union
     counts: dict[str, Any]
     if world is not None:
@@ -43,18 +43,12 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     else:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
         lock = read_lock(run.runs_dir)
-        folder, scored = benchmarks.folder_of(config, root), benchmarks.scored_sets(config)
-        # before the benchmarks are read, so that later changes are noticed
-        pins = benchmarks.compared_with(folder, lock, config.expert.languages, scored)
         if benchmarks.keeps_items_apart(config, root):
             data = replace(config.data, decontaminate="count", number_variants="count")
             config = replace(config, data=data)
         counts = make_training_set(config, root, work, lock)
-        for label in counts.pop("unread", []):
-            pins.pop(label, None)
-        facts["benchmarks"] = pins
     tracker.summary(counts)
-    return {"counts": counts, **facts}
+    return {"counts": counts}
 
 
 def make_training_set(
@@ -95,6 +89,4 @@ def make_training_set(
             "no benchmark files were found to compare with. Set data.benchmarks=FOLDER.",
             file=sys.stderr,
         )
-    if known.unread:
-        counts["unread"] = known.unread
     return counts

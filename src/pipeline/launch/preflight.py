@@ -25,7 +25,6 @@ from typing import Any
 from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.stages import DataStage, EvalStage, TrainStage, trains
 from pipeline.config.training import refuse_unknown_targets
-from pipeline.data.benchmarks import uncompared_benchmarks
 from pipeline.data.draw import draw_rows
 from pipeline.data.mixture import refuse_unusable
 from pipeline.errors import PipelineError
@@ -48,7 +47,6 @@ from pipeline.hub.models import local_folder
 from pipeline.models.checkpoint import Checkpoint, is_adapter
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING
 from pipeline.models.skeleton import check_shapes
-from pipeline.progress import warn
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Folder, Parent, Run
 from pipeline.stages.evaluation import is_bundle
@@ -67,20 +65,12 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
     """Return one sentence for each training or data run that cannot run.
 
     Causes are rows without a loss, a missing library, LoRA targets that the base does not have, and
-    sources with too few rows. A finished training set that was never compared with a newer
-    benchmark gives a warning.
+    sources with too few rows.
 
     `remaining` has the hashes of the unfinished runs.
     """
     problems: list[str] = []
-    unfinished = []
-    for run in runs:
-        if run.hash in remaining:
-            unfinished.append(run)
-        elif isinstance(run.config, DataStage):
-            sentence = uncompared_benchmarks(run)
-            if sentence:
-                warn(sentence)
+    unfinished = [run for run in runs if run.hash in remaining]
     for run in unfinished:
         if isinstance(run.config, TrainStage):
             try:
