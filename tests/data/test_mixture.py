@@ -49,7 +49,6 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
         "contaminated": 0,
         "number_variants": 0,
         "word_problems": 0,
-        "short_copies": 0,
         "shared": {},
     }
     assert counts == {
@@ -100,7 +99,6 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(
         "contaminated": 0,
         "number_variants": 0,
         "word_problems": 0,
-        "short_copies": 0,
     }
     assert told == {
         "pairs": {
@@ -118,11 +116,11 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(
     card = (tmp_path / "data_card.md").read_text()
     head = (
         "rows | empty | not text | not turns | broken | low score | duplicates | contaminated | "
-        "number variants | word problems | short copies | left"
+        "number variants | word problems | left"
     )
     assert f"| {head} | taken |" in card
     assert (
-        "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 2 | 2 |"
+        "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |"
         in card
     )
     assert (
@@ -465,10 +463,7 @@ def test_rows_of_benchmarks_are_dropped_or_counted(
 def test_flores_as_plain_text_is_compared_with(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """In both layouts, from which the evaluation reads the same file.
-
-    A row with its short sentence is counted.
-    """
+    """In both layouts, from which the evaluation reads the same file."""
     sentence = (
         "Siku ya Jumatatu wanasayansi kutoka chuo kikuu walitangaza uvumbuzi wa chombo kipya cha"
         " uchunguzi wa seli"
@@ -493,10 +488,6 @@ def test_flores_as_plain_text_is_compared_with(
     assert (
         "Benchmark texts: flores 2; too short to compare: 1"
         in (tmp_path / "data_card.md").read_text()
-    )
-    assert (
-        counts["a"]["short_copies"] == 1
-        and ", 1 kept that hold a short text" in capsys.readouterr().err
     )
     file, sentences_of = read_sentences(tmp_path, language("sw"), "devtest")
     assert scored_files(tmp_path)["flores"] == [file] and sentences_of[1] == sentence

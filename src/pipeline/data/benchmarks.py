@@ -8,19 +8,19 @@ not affect the hash of a data run. Heavy libraries are imported only when texts 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.benchmarks import BENCHMARKS, scored_files
 from pipeline.benchmarks.local_files import lines_of
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.load import open_rows, readable_errors
+from pipeline.data.ngrams import NUMBER, ngrams_of, without_numbers
 from pipeline.data.sources import Row
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock, part_of
@@ -30,12 +30,6 @@ from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
     pass
-
-FEWEST = 3  # words of a text that is too short for an n-gram but compared with lines of rows
-LONGEST = 400  # characters of such a line
-OWN_TASKS = "own tasks"  # the tasks of users' task files, which share a bit
-SETS = (*BENCHMARKS, OWN_TASKS)
-LABEL = re.compile(r"^[^:：]*[:：]")  # such as Question: or Swali:
 
 
 def hub_sources(
@@ -65,52 +59,38 @@ class Known:
     """The n-grams of all benchmarks, with and without their numbers, and the card's counts.
 
     Attributes:
-        ngrams: An NgramSet of the texts.
-        without_numbers: An NgramSet of the texts without their numbers.
+        n: Words in an n-gram.
+        ngrams: The n-grams of each benchmark.
+        bare: The n-grams of each benchmark without numbers.
         texts: The number of texts of each benchmark.
-        short: Texts of at least FEWEST words that are too short for an n-gram.
+        short: The number of texts that are shorter than an n-gram.
         unread: The sets on the Hub that could not be read.
     """
 
-    ngrams: Any
-    without_numbers: Any
-    texts: dict[str, int]
-    short: set[str]
+    n: int
+    ngrams: dict[str, set[int]] = field(default_factory=dict)
+    bare: dict[str, set[int]] = field(default_factory=dict)
+    texts: dict[str, int] = field(default_factory=dict)
+    short: int = 0
     unread: list[str] = field(default_factory=list)
 
-    def shared(self, texts: list[str]) -> tuple[Any, Any]:
-        """Return which benchmarks each text shares an n-gram with, and which only without numbers.
+    def add(self, name: str, text: str) -> None:
+        ngrams = ngrams_of(text, self.n)
+        self.texts[name] = self.texts.get(name, 0) + 1
+        self.short += not ngrams
+        self.ngrams.setdefault(name, set()).update(ngrams)
+        self.bare.setdefault(name, set()).update(ngrams_of(without_numbers(text), self.n))
 
-        Both are uint16, one a text, with a bit for each of SETS.
-        """
-        import numpy as np
+    def shared(self, text: str) -> tuple[list[str], list[str]]:
+        """Return which benchmarks a text shares an n-gram with, and which only without numbers."""
+        exact = sharing(self.ngrams, ngrams_of(text, self.n))
+        if exact or not NUMBER.search(text):
+            return exact, []
+        return exact, sharing(self.bare, ngrams_of(without_numbers(text), self.n))
 
-        from pipeline.data.ngrams import NUMBER
 
-        exact = self.ngrams.marks_of(texts)
-        variants = np.zeros_like(exact)
-        unmatched = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
-        if unmatched:
-            unmatched_texts = [texts[index] for index in unmatched]
-            variants[unmatched] = self.without_numbers.marks_of(unmatched_texts)
-        return exact, variants
-
-    def has_short(self, text: str) -> bool:
-        """Return True if a line of a row is a text that is too short for an n-gram.
-
-        The line may begin with a label and a colon.
-        """
-        from pipeline.data.ngrams import words_in
-
-        if not self.short:
-            return False
-        for line in text.splitlines():
-            if len(line) >= LONGEST:
-                continue
-            for part in (line, LABEL.sub("", line)):
-                if " ".join(words_in(part)) in self.short:
-                    return True
-        return False
+def sharing(known: dict[str, set[int]], ngrams: set[int]) -> list[str]:
+    return [name for name, of_benchmark in known.items() if not ngrams.isdisjoint(of_benchmark)]
 
 
 def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
@@ -158,23 +138,13 @@ def fate_of_number_variants(config: DataStage, source: Source) -> str:
     return data.number_variants or ("count" if source.is_language_set else data.decontaminate)
 
 
-def dropping_marks(config: DataStage, source: Source, exact: Any, variants: Any) -> Any:
-    """Return the benchmarks, as bits, that cause a source to drop rows.
-
-    Args:
-        config: The configuration of the data run.
-        source: The source.
-        exact: The first result of `Known.shared`.
-        variants: The second result of `Known.shared`.
-    """
-    dropped = 0
-    for bit, name in enumerate(SETS):
-        if config.data.decontaminate == "drop" or name in (source.without or ()):
-            dropped |= 1 << bit
-    marks = exact & dropped
-    if fate_of_number_variants(config, source) == "drop":
-        marks = marks | variants
-    return marks
+def is_dropped(config: DataStage, source: Source, shared: list[str], variants: list[str]) -> bool:
+    """Return True if a source drops a row with these results of `Known.shared`."""
+    if variants and fate_of_number_variants(config, source) == "drop":
+        return True
+    if config.data.decontaminate == "drop":
+        return bool(shared)
+    return not set(shared).isdisjoint(source.without or ())
 
 
 def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tuple[str, Path]]:
@@ -221,24 +191,13 @@ def benchmark_ngrams(
         PipelineError: A file is broken, or a benchmark on the Hub that shipped rows need cannot be
             read.
     """
-    from pipeline.data.ngrams import NgramSet, words_in
-
-    unread: list[str] = []
-    texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
+    known = Known(n)
     pairs = of_file_texts(root, scored or {})
     if root is None:
-        pairs = chain(pairs, of_hub(lock, languages, scored, unread))
+        pairs = chain(pairs, of_hub(lock, languages, scored, known.unread))
     for name, text in pairs:
-        texts_by_name.setdefault(name, []).append(text)
-    counts = {name: len(texts) for name, texts in texts_by_name.items() if texts}
-    sets = [texts_by_name.pop(name) for name in BENCHMARKS]
-    sets.append(list(chain.from_iterable(texts_by_name.values())))
-    exact, without_numbers = (NgramSet(sets, n, bare) for bare in (False, True))
-    short = set()
-    for words in map(words_in, exact.short):
-        if len(words) >= FEWEST:
-            short.add(" ".join(words))
-    return Known(exact, without_numbers, counts, short, unread)
+        known.add(name, text)
+    return known
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
     """
     sources = config.expert.sources
     left_out = drop_reasons(config, counts)
-    keys = ("rows", *left_out, "short_copies", "left", "taken")
+    keys = ("rows", *left_out, "left", "taken")
     titles = [key.replace("_", " ") for key in keys]
     head = ("source", "hub id", "revision", "licence", "paper", *titles)
     rows, always = [], []
@@ -83,14 +83,11 @@ def _comparison_text(config: DataStage, counts: dict[str, Any], benchmarks: Know
     if benchmarks.unread:
         unread = ", ".join(first_few(benchmarks.unread, 5))
         texts += f"; not compared, as they could not be read: {unread}"
-    ngrams = benchmarks.ngrams
     paragraphs = [
-        f"Contaminated rows share {ngrams.n} words in a row (twice as many characters where a"
+        f"Contaminated rows share {benchmarks.n} words in a row (twice as many characters where a"
         f" script has no spaces) with a benchmark, in any language. They are {fate}. Benchmark"
-        f" texts: {texts}; too short to compare: {len(ngrams.short)}. Rows that share with each:"
+        f" texts: {texts}; too short to compare: {benchmarks.short}. Rows that share with each:"
         f" {'; '.join(shared) or 'none'}.",
-        "Short copies have a line that is one of the texts that are too short to compare. They are"
-        " kept.",
         "Number variants share as many words only with numbers removed from both. They are"
         f" {' and '.join(variants)}.",
         "Not detected: paraphrases, translations, and copies in which other words are changed,"
@@ -109,9 +106,6 @@ def summarize_counts(config: DataStage, counts: dict[str, Any]) -> str:
     """Return the counts in a line for the log."""
     sources = config.expert.sources
     rows = sum(counts[name]["rows"] for name in sources)
-    copies = sum(counts[name]["short_copies"] for name in sources)
     parts = [f"{rows} rows", *drop_reasons(config, counts).values()]
-    if copies:
-        parts.append(f"{copies} kept that hold a short text of a benchmark")
     taken = f"data of {config.expert.name}: {counts['train']} rows taken"
     return f"{taken} of {', '.join(parts)}; see data_card.md"

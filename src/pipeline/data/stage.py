@@ -17,7 +17,7 @@ from pipeline.config.stages import DataStage
 from pipeline.data import benchmarks, small_world, union
 from pipeline.data.card import summarize_counts, write_card
 from pipeline.data.draw import draw_rows
-from pipeline.data.mixture import filter_candidates, gather_candidates, open_sources
+from pipeline.data.mixture import gather_rows, open_sources
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock, read_lock
 
@@ -67,8 +67,7 @@ def make_training_set(
     known = benchmarks.benchmark_ngrams(
         config.data.ngram, folder, lock, config.expert.languages, scored=scored
     )
-    candidates, counts = gather_candidates(config, known, opened)
-    usable = filter_candidates(config, candidates, counts)
+    usable, counts = gather_rows(config, known, opened)
     named = {name: [(name, line) for line in lines] for name, lines in usable.items()}
     drawn = draw_rows(config, named)
     if not drawn["train"]:
