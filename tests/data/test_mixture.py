@@ -285,12 +285,6 @@ ROW = {"question": "q", "answer": "a"}
         ),
         ([{"text": "plain"}], {"rows": "text"}, Data(), "mixes plain text with prompts"),
         (
-            [ENGLISH],
-            {"rows": "alpaca", "language": "te"},
-            Data(),
-            "only 0 of 1 rows contain letters of the script",
-        ),
-        (
             [{**ROW, "answer": "\ud83d"}],
             {"rows": "gsm8k"},
             Data(),

@@ -232,7 +232,6 @@ def test_without_a_study_and_the_hub_the_card_names_what_was_not_compared(
         ("data.size=100", "need 100 rows, but expert=own has 21"),
         ("data.size=15 data.validation=10", "need 25 rows, but expert=own has 21"),
         ("expert.sources.own.share=1", "has shares (own), but no size. Set data.size"),
-        ("expert.sources.own.language=te", "rows contain letters of the script of language=te"),
         ("data.size=100 data.allow_fewer=true", ""),
     ],
 )

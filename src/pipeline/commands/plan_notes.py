@@ -11,8 +11,8 @@ from pathlib import Path
 from pipeline.config.data import Source
 from pipeline.config.stages import EvalStage, PlanStage, TrainStage
 from pipeline.data.load import example_of, with_nested
-from pipeline.data.rows import IN_PART, UNUSABLE, is_blank
-from pipeline.data.sources import is_kept_in_part, is_wanted, source_columns
+from pipeline.data.rows import UNUSABLE, is_blank
+from pipeline.data.sources import is_wanted, source_columns
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import cards
 from pipeline.estimate.gpu_budget import Bill, memory_of, training_cost, with_recipe
@@ -94,7 +94,7 @@ def dropped_lines(runs: Sequence[Run]) -> Iterator[str]:
     """Yield lines about rows of local files that are dropped.
 
     Causes are a blank in a column that a template names, many copies, and conversations that cannot
-    be used, or only in part.
+    be used.
     """
     files = {}
     for run in runs:
@@ -127,9 +127,6 @@ def dropped_rows(file: Path, name: str, source: Source) -> Iterator[str]:
             reading = example_of(row, source, wanted_columns)
             if isinstance(reading, str):
                 dropped[f"they are {UNUSABLE[reading]}"] += 1
-        parts = sum(is_kept_in_part(row, source) for row in rows)
-        if parts:
-            yield f"{file.name}: of {parts:,} of {len(rows):,} conversations {IN_PART}"
     copies = len(rows) - len(set(map(str, rows)))
     if copies > len(rows) / 10:
         dropped["an earlier row says the same"] = copies

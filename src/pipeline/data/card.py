@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import Known, fate_of_number_variants
-from pipeline.data.rows import IN_PART, UNUSABLE
+from pipeline.data.rows import UNUSABLE
 from pipeline.hub.addresses import without_credentials
 from pipeline.text import first_few, markdown_table
 
@@ -48,8 +48,6 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
             explained.append(f"{key.replace('_', ' ')} is {UNUSABLE[key]}")
     if explained:
         lines += ["", f"Of the rows that cannot be used, {'; '.join(explained)}."]
-    if "in_part" in left_out:
-        lines += ["", f"Conversations in part are kept, and {IN_PART}."]
     return "\n".join(lines) + "\n"
 
 
@@ -59,7 +57,7 @@ def drop_reasons(config: DataStage, counts: dict[str, Any]) -> dict[str, str]:
     They are the reasons that occurred and the reasons of ALWAYS.
     """
     reasons = {}
-    for key in dict.fromkeys((*UNUSABLE, "in_part", *ALWAYS)):
+    for key in dict.fromkeys((*UNUSABLE, *ALWAYS)):
         count = sum(counts[name].get(key, 0) for name in config.expert.sources)
         if count or key in ALWAYS:
             reasons[key] = f"{count} {key.replace('_', ' ')}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +16,8 @@ from pipeline.data.card import drop_reasons
 from pipeline.data.load import local_file, open_source, read_examples
 from pipeline.data.rows import UNUSABLE
 from pipeline.data.sources import (
-    SCRIPTS,
     Example,
     Row,
-    is_kept_in_part,
-    is_wanted,
     source_columns,
     words_of,
 )
@@ -165,18 +161,15 @@ def examples_of(
     """Yield the usable examples of a source, and count the other rows by their reasons.
 
     Raises:
-        PipelineError: No row is usable, or most of a language's text is not in its script.
+        PipelineError: No row is usable.
     """
-    script, written, usable = SCRIPTS.get(source.language or ""), 0, 0
-    if source.rows == "conversation":
-        rows = count_parts(source, rows, counts)
+    usable = 0
     for example in read_examples(name, source, rows):
         counts["rows"] += 1
         if isinstance(example, str):
             counts[example] = counts.get(example, 0) + 1
             continue
         usable += 1
-        written += script is not None and re.search(script, words_of(example)) is not None
         yield example
     if not usable:
         reasons = []
@@ -188,20 +181,6 @@ def examples_of(
             f"source {name}{file}: all {counts['rows']} rows are unusable"
             f" ({'; '.join(reasons)}). Change the file, or expert.sources.{name}."
         )
-    if script is not None and 2 * written < usable:
-        raise PipelineError(
-            f"source {name}: only {written} of {usable} rows contain letters of the script of"
-            f" language={source.language}, so its columns are in another language. Check"
-            f" expert.sources.{name}.rows."
-        )
-
-
-def count_parts(source: Source, rows: Iterator[Row], counts: dict[str, int]) -> Iterator[Row]:
-    """Yield the rows of a source of conversations, and count the rows that are kept in part."""
-    for row in rows:
-        if is_wanted(row, source) and is_kept_in_part(row, source):
-            counts["in_part"] = counts.get("in_part", 0) + 1
-        yield row
 
 
 def refuse_unusable(name: str, source: Source, data_root: Path | None, whole: bool = False) -> None:
