@@ -98,11 +98,11 @@ def test_a_repository_of_csv_is_read_as_text_too(tmp_path: Path) -> None:
     config.expert.sources["own"].split = "dev"
     with pytest.raises(
         PipelineError,
-        match=r"has no split dev; there are \['train'\]. Set expert.sources.own.split",
+        match=r'Unknown split "dev". Should be one of \[.train.\]. Correct expert.sources.own',
     ):
         read_source("own", config.expert.sources["own"], None)
     config.expert.sources["own"].split = "train[:34%]"  # of lines, of which none is counted before
-    with pytest.raises(PipelineError, match=r"has no split train\[:34%\]; there are \['train'\]"):
+    with pytest.raises(PipelineError, match=r"Unknown split .train\[:34%\]"):
         read_source("own", config.expert.sources["own"], None)
 
 

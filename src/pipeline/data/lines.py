@@ -23,17 +23,17 @@ Row = dict[str, Any]
 
 
 def read_files(
-    shards: Iterable[Iterable[str]], kind: str, separator: str, opener: Callable[..., Any]
+    files: Iterable[str], kind: str, separator: str, opener: Callable[..., Any]
 ) -> Iterator[Row]:
     """Read rows of UTF-8 files, with or without a byte order mark.
 
     Args:
-        shards: Lists of files.
+        files: Their paths or addresses.
         kind: csv, json or text (one line per row).
         separator: The separator of CSV.
         opener: A function like `open`, which may read URLs and archives.
     """
-    for path in chain.from_iterable(shards):
+    for path in files:
         with opener(path, "rb") as file:
             text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
@@ -170,12 +170,23 @@ def open_rows(
     if is_here:
         refuse_card(Path(source.hub))
     with nullcontext() if is_here else reach_or_offline(source.hub):
-        if source.files is not None:
-            return of_files([raw_files(source)], source, seed)
         from datasets import load_dataset_builder
+        from datasets.data_files import resolve_pattern
+        from datasets.packaged_modules.csv.csv import Csv
 
+        if source.files is not None:
+            return of_files(resolve_pattern(raw_files(source), ""), source, seed)
         builder = load_dataset_builder(source.hub, source.hub_config, revision=source.revision)
-        return of_builder(builder, source, seed, ("csv",))
+        if not isinstance(builder, Csv):
+            return of_builder(builder, source, seed)
+        files = builder.config.data_files
+        if source.split not in files:
+            raise unknown_split(source, [str(split) for split in files])
+        return of_lines("csv", builder.config.sep, files[source.split], source, seed)
+
+
+def unknown_split(source: Source, known: list[str]) -> ValueError:
+    return ValueError(f'Unknown split "{source.split}". Should be one of {known}.')
 
 
 def raw_files(source: Source) -> str:
@@ -196,21 +207,16 @@ def of_files(files: list[str], source: Source, seed: int) -> Rows:
         kind = "text"
     else:
         kind = source.format or format_of(files[0])
-    split, _, _ = source.split.partition("[")
-    separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
-    paths = [Path(file) for file in files]
-    as_lines = kind != "parquet"
-    if as_lines and all(path.suffix in FORMATS and path.is_file() for path in paths):
-        return of_lines(kind, separator, {split: [[file] for file in files]}, open, source, seed)
-    from datasets import load_dataset_builder
+    split, _, part = source.split.partition("[")
+    if kind == "parquet":
+        from datasets import load_dataset_builder
 
-    options = {}
-    if kind == "csv":
-        options = {"sep": separator}
-    builder = load_dataset_builder(kind, data_files={split: files}, **options)
-    if not builder.config.data_files[split]:
-        raise FileNotFoundError(files[0])
-    return of_builder(builder, source, seed, ("csv", "json", "text"))
+        builder = load_dataset_builder("parquet", data_files={split: files})
+        return of_builder(builder, source, seed)
+    if part:  # slices such as train[:10%] are not supported
+        raise unknown_split(source, [split])
+    separator = "\t" if ".tsv" in files[0] else ","
+    return of_lines(kind, separator, files, source, seed)
 
 
 def format_of(file: str) -> str:
@@ -224,15 +230,8 @@ def format_of(file: str) -> str:
     return formats[-1]
 
 
-def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]) -> Rows:
-    """Return rows of a builder of `datasets`.
-
-    Files of the formats in `as_lines` are read by data/lines.py.
-    """
-    names = (base.__name__.lower() for base in type(builder).__mro__)  # builders are subclassed
-    kind = next((name for name in names if name in as_lines), None)
-    if kind:
-        return _lines_of_builder(kind, builder, source, seed)
+def of_builder(builder: Any, source: Source, seed: int) -> Rows:
+    """Return rows of a builder of `datasets`."""
     if source.stream:
         loaded = builder.as_streaming_dataset(source.split)
         columns = list(loaded.column_names or next(iter(loaded.take(1)), {}))
@@ -240,27 +239,6 @@ def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]
     builder.download_and_prepare()
     loaded = builder.as_dataset(source.split)
     return with_label_names(unbatch(loaded), loaded.features), loaded.column_names
-
-
-def _lines_of_builder(kind: str, builder: Any, source: Source, seed: int) -> Rows:
-    import datasets
-    from datasets.utils.file_utils import xopen
-
-    config = datasets.DownloadConfig(
-        cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, "downloads"),
-        use_etag=False,
-        extract_on_the_fly=True,
-        token=builder.token,
-    )
-    if source.stream:
-        manager = datasets.StreamingDownloadManager(download_config=config)
-    else:
-        manager = datasets.DownloadManager(download_config=config)
-    splits = {str(name): files for name, files in builder.config.data_files.items()}
-    read = manager.download_and_extract(splits.get(source.split, []))
-    shards = {name: [manager.iter_files(file) for file in read] for name in splits}
-    separator = getattr(builder.config, "sep", ",")
-    return of_lines(kind, separator, shards, xopen, source, seed)
 
 
 def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
@@ -282,22 +260,17 @@ def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
         yield row
 
 
-def of_lines(
-    kind: str, separator: str, splits: dict[str, Any], opener: Any, source: Source, seed: int
-) -> Rows:
+def of_lines(kind: str, separator: str, files: list[str], source: Source, seed: int) -> Rows:
     """Return rows of files that data/lines.py reads.
 
     The first row has the columns; a column that another row lacks is null there.
     """
-    split = source.split
-    if split not in splits:  # slices such as train[:10%] are not supported
-        raise ValueError(f'Unknown split "{split}". Should be one of {list(splits)}.')
-    read = partial(read_files, kind=kind, separator=separator, opener=opener)
-    rows: Iterator[Row] = read(splits[split])
+    read = partial(read_files, kind=kind, separator=separator, opener=opener_of(files))
+    rows: Iterator[Row] = read(files)
     if source.stream:
         from datasets import IterableDataset
 
-        stream = IterableDataset.from_generator(read, gen_kwargs={"shards": splits[split]})
+        stream = IterableDataset.from_generator(read, gen_kwargs={"files": files})
         rows = in_shuffled_order(stream, source, seed)
     first = next(rows, {})
     names = dict.fromkeys(first)
@@ -306,6 +279,18 @@ def of_lines(
     if kind == "json":
         rows = ({**names, **row} for row in rows)
     return rows, list(names)
+
+
+def opener_of(files: list[str]) -> Callable[..., Any]:
+    """Return `open` for plain local files, and otherwise a function that unpacks and downloads."""
+    paths = [Path(file) for file in files]
+    if all(path.suffix in FORMATS and path.is_file() for path in paths):
+        return open
+    from datasets import StreamingDownloadManager
+    from datasets.utils.file_utils import xopen
+
+    manager = StreamingDownloadManager()
+    return lambda file, mode: xopen(manager.extract(file), mode)
 
 
 def in_shuffled_order(stream: Any, source: Source, seed: int) -> Iterator[Row]:
@@ -370,58 +355,24 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return errors
 
 
-# A pattern in the messages or classes of the errors -> the problem and the remedy. The first
-# pattern that matches counts.
-CAUSES = {
-    "Dataset scripts are no longer supported": (
-        "has a loading script, which datasets refuses. Set {knob}.files to a "
-        "pattern of its raw files, or {knob}.revision=refs/convert/parquet."
-    ),
-    "gated dataset|GatedRepoError": (
-        "is gated. Accept its terms on its page and log in (hf auth login, or HF_TOKEN)."
-    ),
-    r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])": (
-        "has no configuration {0}; there are {1}. If {0} is a split, set {knob}.split={0}."
-    ),
-    "Config name is missing": "has several configurations. Set {knob}.hub_config ({words}).",
-    r'Unknown split "([^"]*)"\. Should be one of (\[[^\]]*\])': (
-        "has no split {0}; there are {1}. Set {knob}.split."
-    ),
-    "Bad split": "has no split {split}: {words}. Set {knob}.split.",
-    "Revision '([^']*)' doesn't exist": (
-        "has no revision {0} any more. Run stage=prefetch again with prefetch.update=true."
-    ),
-    "OfflineMode|ConnectionError|ConnectError": (
-        "cannot be reached ({last}). Run the same keys with stage=prefetch on a machine that "
-        "reaches it, or set data_root=FOLDER to read local files."
-    ),
-    "codec can't decode|[iI]nvalid UTF": (
-        "is not UTF-8 text. Convert the file, or leave the source out."
-    ),
-    "DatasetNotFoundError": "is not on the Hub, or hidden from you: {words}",
-    "FileNotFoundError|DataFilesNotFoundError|EmptyDatasetError|StopIteration": (
-        "has no such files ({words}). Check {knob}.hub, {knob}.files and {knob}.file."
-    ),
-    "ArrowInvalid|DatasetGenerationError|BadGzipFile|EOFError|CastError": (
-        "could not be read ({words}). The file may be incomplete: fetch it again."
-    ),
-    "": "could not be loaded: {words}. To read local files, set data_root=FOLDER.",
-}
+UNREACHABLE = re.compile("OfflineMode|ConnectionError|ConnectError")
 
 
 def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Return the reason why a source could not be read, and the remedy."""
     errors = causes_of(error)
-    last = one_line(without_credentials(str(error)))
-    words = one_line(without_credentials(" ".join(map(str, errors))))
+    words = one_line(without_credentials(" ".join(map(str, errors))))[:300].rstrip(".")
     classes = " ".join(type(cause).__name__ for cause in errors)
     address = without_credentials(source.hub or source.url or source.file)
-    facts = {"knob": f"expert.sources.{name}", "split": source.split}
-    facts |= {"words": words[:200], "last": last[:200]}
-    problem = ""
-    for pattern, sentence in CAUSES.items():
-        match = re.search(pattern, f"{words} {classes}")
-        if match:
-            problem = sentence.format(*match.groups(), **facts)
-            break
-    return f"source {name} ({address}) {problem}"
+    if UNREACHABLE.search(f"{words} {classes}"):
+        last = one_line(without_credentials(str(error)))[:200]
+        return (
+            f"source {name} ({address}) cannot be reached ({last}). Run the same keys with"
+            " stage=prefetch on a machine that reaches it, or set data_root=FOLDER to read local"
+            " files."
+        )
+    return (
+        f"source {name} ({address}) could not be loaded ({type(error).__name__}): {words}. Correct"
+        f" expert.sources.{name}, log in to the Hub if the set is gated (hf auth login), or set"
+        " data_root=FOLDER to read local files."
+    )
