@@ -118,14 +118,14 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(
         "rows | empty | not text | not turns | broken | low score | duplicates | contaminated | "
         "number variants | word problems | left"
     )
-    assert f"| {head} | taken |" in card
+    assert f"| {head} | taken | shared with |" in card
     assert (
-        "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |"
+        "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |  |"
         in card
     )
     assert (
-        "low score is below min_score" in card
-        and "not text is neither text nor a number: a list" in card
+        "Unusable rows, low score: below min_score" in card
+        and "not text: neither text nor a number: a list" in card
     )
     assert (
         "of 12 rows, 2 empty, 2 not text, 1 not turns, 2 broken, 1 low score, 0 dup"
@@ -439,7 +439,7 @@ def test_rows_of_benchmarks_are_dropped_or_counted(
     card = (tmp_path / "data_card.md").read_text()
     assert (
         "They are dropped." in card
-        and "a: flores 1, mgsm 1" in card
+        and "| flores 1, mgsm 1 |" in card
         and "Benchmark texts: flores 1, mgsm 1" in card
     )
     assert "2 contaminated" in capsys.readouterr().err
@@ -618,7 +618,7 @@ def test_number_variants_are_dropped_from_math_sets_and_counted_in_language_sets
     assert left(math, decontaminate="count", number_variants="drop") == (1, 1, 2)
     card = (tmp_path / "data_card.md").read_text()
     assert "1 number variants" in card or "| number variants |" in card
-    assert "They are dropped in a." in card and "Not detected: paraphrases, translations" in card
+    assert "Paraphrases and translations are not detected" in card
 
 
 @pytest.mark.real_data
