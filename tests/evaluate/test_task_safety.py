@@ -18,7 +18,7 @@ from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateSyntaxError
 from lm_eval.utils import regex_replace
 from made_up import asked, choice, write_rows
 
-from pipeline.benchmarks.task_safety import INTERNAL, refuse_card, texts_of
+from pipeline.benchmarks.task_safety import refuse_card, texts_of
 from pipeline.config.harness_tasks import NAMED, forget_files, include
 from pipeline.config.task_yaml import load_plain, read_task, shipped_folder
 from pipeline.errors import PipelineError
@@ -81,19 +81,10 @@ HARNESS = str(shipped_folder())
     [
         (
             {"doc_to_text": CYCLER},
-            r"tasks/own.yaml: doc_to_text reaches Python's internals \(__init__\)",
+            r"tasks/own.yaml: doc_to_text is refused by the sandbox of templates",
         ),
-        ({"doc_to_target": CYCLER}, r"own.yaml: doc_to_target reaches"),
-        ({"description": CYCLER}, r"own.yaml: description reaches"),
-        ({"gen_prefix": CYCLER}, r"own.yaml: gen_prefix reaches"),
-        (
-            {"fewshot_config": {"doc_to_text": CYCLER}},
-            r"own.yaml: fewshot_config.doc_to_text reaches",
-        ),
-        (
-            {"doc_to_text": "{{ q|attr('__class__') }}"},
-            r"doc_to_text reaches Python's internals \(__class__\)",
-        ),
+        ({"doc_to_target": f" {CYCLER}"}, r"own.yaml: doc_to_target is refused"),
+        ({"doc_to_text": "{{ q|attr('__class__') }}"}, r"own.yaml: doc_to_text is refused"),
         ({"doc_to_text": LISTED}, r"own.yaml: doc_to_text is refused by the sandbox of templates"),
         (
             {"doc_to_text": "{{ 'x' * 10**9 }}"},
@@ -153,7 +144,7 @@ def test_a_task_file_runs_nothing_and_reads_nothing_outside(keys: dict[str, Any]
 
 def test_consent_to_python_is_no_consent_to_templates() -> None:
     own_task(doc_to_text=CYCLER)
-    with pytest.raises(PipelineError, match="doc_to_text reaches Python's internals"):
+    with pytest.raises(PipelineError, match="doc_to_text is refused by the sandbox"):
         load(run_code=True)
 
 
@@ -210,12 +201,9 @@ def test_too_many_repeats_are_refused(repeats: Any) -> None:
 
 def test_patterns_of_task_files_take_linear_time() -> None:
     """Quadratic ones took minutes of these."""
-    blanks, brackets = "task: a" + " " * 200_000 + "b'x", "{{" * 200_000
+    blanks = "task: a" + " " * 200_000 + "b'x"
     with time_limit(2, "the search is not linear"):
         assert NAMED["task"].search(blanks) is None
-        assert INTERNAL.search(brackets) is None
-    found = INTERNAL.search(brackets + " q.__class__ }}")
-    assert found and found[1] == "__class__"
     named = NAMED["task"].search("group: g\ntask: 'two words'  # a comment\n")
     assert named and named[1] == "two words"
 

@@ -28,11 +28,10 @@ GENERATION = (
     " max_tokens max_completion_tokens max_length min_length min_new_tokens repetition_penalty"
     " no_repeat_ngram_size length_penalty early_stopping seed think_end_token"
 ).split()
+
+
 # Matches inside a template only. A search from an opening bracket ends at the next opening bracket,
 # so it takes linear time.
-INTERNAL = re.compile(r"\{[{%](?:(?!\{[{%])[^}])*?(__[a-z]\w*__)")
-
-
 def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     """Return the texts of a task file that may be templates, with their keys."""
     for key, value in body.items():
@@ -40,21 +39,6 @@ def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
             yield f"{before}{key}", value
         elif key == "fewshot_config" and isinstance(value, dict):
             yield from texts_of(value, f"{key}.")
-
-
-def refuse_internals(task_file: TaskFile) -> None:
-    """Raise PipelineError for a template that names one of Python's internals, such as __globals__.
-
-    This finds most of what Jinja's sandbox refuses later, before any data is read.
-    """
-    for path, body in task_file.own:
-        for key, text in texts_of(body):
-            found = INTERNAL.search(text)
-            if found:
-                raise PipelineError(
-                    f"{path}: {key} reaches Python's internals ({found[1]}), which could run any"
-                    " code. Remove it from the template."
-                )
 
 
 def why_unsafe(task_file: TaskFile) -> str | None:
