@@ -16,7 +16,6 @@ from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import read_from, write_task
 from pipeline.benchmarks.task_safety import (
     outside_paths,
-    refuse_card,
     runs_model_programs,
     why_unsafe,
 )
@@ -165,23 +164,13 @@ def check_group(group: str) -> list[Row]:
         PipelineError: the group has no score.
     """
     parts = members(group)
-    bodies = [file_of(part).body for part in parts]
     remedy = f"List its tasks, {name_tasks(parts)}."
     metrics = group_metrics(group)
     if not metrics:
         raise PipelineError(f"The group {group} has no score. {remedy}")
-    if len({body.get("output_type", "generate_until") for body in bodies}) > 1:
+    kinds = {file_of(part).body.get("output_type", "generate_until") for part in parts}
+    if len(kinds) > 1:
         raise PipelineError(f"The group {group} has tasks of several kinds. {remedy}")
-    for part, body in zip(parts, bodies, strict=True):
-        names = {entry["metric"] for entry in body.get("metric_list") or []}
-        if not names or "process_results" in body:
-            continue
-        for entry in metrics:
-            if entry["metric"] not in names:
-                raise PipelineError(
-                    f"The group {group} aggregates {entry['metric']}, which {part} does not have."
-                    f" {remedy}"
-                )
     return metrics
 
 
@@ -270,8 +259,6 @@ def check_included(ask: Ask, task: str, task_file: TaskFile, included: Path) -> 
                 f"{place} could run code: {reason}. Give eval.run_code=true if you trust it, or"
                 " remove that key."
             )
-    for rows_folder in data_folders(task_file.body):
-        refuse_card(rows_folder)
     refuse_includes_outside(task, task_file, included)
 
 

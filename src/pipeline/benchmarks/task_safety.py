@@ -11,12 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.config.task_yaml import READERS, FunctionName, TaskFile, names_of_rows
-from pipeline.errors import PipelineError
-from pipeline.files import readable_yaml
-from pipeline.text import strings_in
 
 # owner/name on the Hub, or an old name without an owner
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -86,25 +81,3 @@ def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
         place = Path(path).expanduser().resolve()
         if "://" in path or folder not in (place / "x").parents:
             yield path
-
-
-def refuse_card(folder: Path) -> None:
-    """Raise PipelineError if the card of a local folder of rows names files outside of it.
-
-    `datasets` would read them.
-    """
-    for card in (folder / "README.md", folder / ".huggingface.yaml"):
-        if not card.is_file():
-            continue
-        head = card.read_text(encoding="utf-8", errors="replace")
-        if card.suffix != ".yaml":
-            head = head.partition("---")[2].partition("\n---")[0]
-        with readable_yaml(card):
-            settings = yaml.safe_load(head)
-        configs = settings.get("configs") if isinstance(settings, dict) else None
-        for name in strings_in(configs):
-            is_outside = name.startswith(("/", "~")) or ".." in Path(name).parts
-            if is_outside or "://" in name:
-                raise PipelineError(
-                    f"{card} names rows outside of its folder ({name}). Correct its configs."
-                )

@@ -98,6 +98,7 @@ def _unreadable(
         spec: The task.
         error: The error of the reader.
         on_hub: Whether the data is on the Hub.
+        on_hub: Whether the data is on the Hub.
         refusals: The Hub's errors for the task's data sets.
     """
     cause: BaseException = error
@@ -110,27 +111,13 @@ def _unreadable(
     problem = first_line(cause)
     if refusals and not isinstance(cause, PipelineError):
         problem = f"{refusals[0]}; its cache here has none"
-    remedy = _data_remedy(spec, on_hub, bool(refusals))
-    return PipelineError(f"The data of {spec.name} cannot be read ({problem}). {remedy}.")
-
-
-def _data_remedy(spec: TaskSpec, on_hub: bool, is_refused: bool) -> str:
-    benchmark = spec.benchmark
-    remedy = "Write its files below data_root again"
+    remedy = "Correct its task file, or its rows below data_root"
     if on_hub:
         remedy = (
-            "Run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that"
-            " has it"
+            "Run stage=prefetch on a node that reaches the Hub, log in if the set is gated, or set"
+            " data_root to a folder that has it"
         )
-    if on_hub and benchmark.gated:
-        return f"Accept the conditions of {benchmark.gated} on the Hub and log in. {remedy}"
-    if benchmark.of_harness and is_refused:
-        return f"{remedy} as harness/{spec.part or spec.task}/SPLIT.jsonl"
-    if spec.own_folder:
-        return "Correct its task file in eval.include_path, or the rows that it names"
-    if benchmark.of_harness:
-        return f"Give its rows the columns that the harness' {spec.task} reads"
-    return remedy
+    return PipelineError(f"The data of {spec.name} cannot be read ({problem}). {remedy}.")
 
 
 def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
