@@ -241,7 +241,8 @@ def test_of_scripts_that_share_a_code_only_the_one_that_is_asked_for(tmp_path: P
         assert [one["prompt"] for one in read_source("aya", source, tmp_path)] == [expected]  # type: ignore[index]
     for code in ("ar_latn", "hi_latn"):
         with pytest.raises(PipelineError, match=f"has no rows in language {code}"):
-            read_source("aya", Source(file="aya/train.jsonl", rows="aya", language=code), tmp_path)
+            source = Source(file="aya/train.jsonl", rows="aya", language=code)
+            list(read_source("aya", source, tmp_path))
 
 
 @pytest.mark.parametrize("columns", [3, 9])

@@ -224,8 +224,7 @@ def of_file_texts(root: Path | None, scored: Mapping[str, str]) -> Iterator[tupl
                     row = json.loads(line)
                 yield from texts_of(name, row)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                kind, message = type(error).__name__, getattr(error, "msg", error)
-                problem = f"{kind} {message}"
+                problem = f"{type(error).__name__} {error}"
                 raise PipelineError(
                     f"{path}, line {number} cannot be compared with training rows ({problem})."
                     f" Replace the file by the Hub's {name}."
@@ -247,8 +246,7 @@ def of_hub(
                 if lock:
                     source, files = lock.source(source)
                 with readable_errors(label, source):
-                    rows, _ = open_rows(label, source, None, 0, files)
-                    for row in rows:
+                    for row in open_rows(source, None, 0, files):
                         yield from texts_of(name, row)
             except PipelineError as error:
                 if scored is None:

@@ -45,9 +45,6 @@ FORMATS = {
 }
 
 
-Rows = tuple[Iterator[Row], list[str]]  # rows and their columns
-
-
 def open_source(
     name: str,
     source: Source,
@@ -69,23 +66,15 @@ def open_source(
     """
     required = [*source_columns(name, source), *filter(None, [language_column(source)])]
     with readable_errors(name, source):
-        rows, columns = open_rows(name, source, data_root, seed, locked)
-        rows = (with_nested(row, required) for row in rows)
+        rows = (with_nested(row, required) for row in open_rows(source, data_root, seed, locked))
         first = next(rows, None)
-        known = columns
-        if first is not None:
-            known = list(first)
-            rows = chain([first], rows)
-        missing = [column for column in required if column not in known]
-        if missing and columns:
-            raise _missing_columns(name, source, data_root, missing, columns)
-        first = next((row for row in rows if is_wanted(row, source)), None)
     if first is None:
-        in_language = f" in language {source.language}" if source.language else ""
         raise PipelineError(
-            f"source {name} has no rows{in_language}. Choose another file under data_root, or"
-            " another expert."
+            f"source {name} has no rows. Choose another file under data_root, or another expert."
         )
+    missing = [column for column in required if column not in first]
+    if missing:
+        raise _missing_columns(name, source, data_root, missing, list(first))
     return chain([first], rows)
 
 
@@ -106,12 +95,23 @@ def _missing_columns(
 
 
 def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Example | Unusable]:
-    """Yield for each row in the source's language its example, or why the row is unusable."""
+    """Yield for each row in the source's language its example, or why the row is unusable.
+
+    Raises:
+        PipelineError: No row is in the source's language, or a row cannot be read.
+    """
     required = source_columns(name, source)
+    is_empty = True
     with readable_errors(name, source):
         for row in rows:
             if is_wanted(row, source):
+                is_empty = False
                 yield example_of(row, source, required)
+    if is_empty:
+        raise PipelineError(
+            f"source {name} has no rows in language {source.language}. Choose another file under"
+            " data_root, or another expert."
+        )
 
 
 def example_of(row: Row, source: Source, columns: dict[str, bool]) -> Example | Unusable:
@@ -152,8 +152,8 @@ def with_nested(row: Row, columns: Iterable[str]) -> Row:
 
 
 def open_rows(
-    name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None
-) -> Rows:
+    source: Source, data_root: Path | None, seed: int, locked: list[Path] | None
+) -> Iterator[Row]:
     """Open the rows of a source like `open_source`, without checking them."""
     if data_root is not None:
         return of_files([str(local_file(source, data_root))], source, seed)
@@ -163,7 +163,7 @@ def open_rows(
         return of_files([source.url], source, seed)
     if source.hub is None:
         raise PipelineError(
-            f"source {name} is not on the Hub. Set data_root to a folder that has {source.file}."
+            f"{source.file} is not on the Hub. Set data_root to a folder that has it."
         )
     is_here = Path(source.hub).is_dir()
     with nullcontext() if is_here else reach_or_offline(source.hub):
@@ -195,7 +195,7 @@ def raw_files(source: Source) -> str:
     return f"hf://datasets/{source.hub}{revision}/{source.files}"
 
 
-def of_files(files: list[str], source: Source, seed: int) -> Rows:
+def of_files(files: list[str], source: Source, seed: int) -> Iterator[Row]:
     """Return rows of files by their format.
 
     Bitext is read as lines, because a single quotation mark is a letter in it.
@@ -227,15 +227,14 @@ def format_of(file: str) -> str:
     return formats[-1]
 
 
-def of_builder(builder: Any, source: Source, seed: int) -> Rows:
+def of_builder(builder: Any, source: Source, seed: int) -> Iterator[Row]:
     """Return rows of a builder of `datasets`."""
     if source.stream:
         loaded = builder.as_streaming_dataset(source.split)
-        columns = list(loaded.column_names or next(iter(loaded.take(1)), {}))
-        return with_label_names(in_shuffled_order(loaded, source, seed), loaded.features), columns
+        return with_label_names(in_shuffled_order(loaded, source, seed), loaded.features)
     builder.download_and_prepare()
     loaded = builder.as_dataset(source.split)
-    return with_label_names(unbatch(loaded), loaded.features), loaded.column_names
+    return with_label_names(unbatch(loaded), loaded.features)
 
 
 def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
@@ -257,7 +256,9 @@ def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
         yield row
 
 
-def of_lines(kind: str, separator: str, files: list[str], source: Source, seed: int) -> Rows:
+def of_lines(
+    kind: str, separator: str, files: list[str], source: Source, seed: int
+) -> Iterator[Row]:
     """Return rows of files that data/lines.py reads.
 
     The first row has the columns; a column that another row lacks is null there.
@@ -269,13 +270,12 @@ def of_lines(kind: str, separator: str, files: list[str], source: Source, seed: 
 
         stream = IterableDataset.from_generator(read, gen_kwargs={"files": files})
         rows = in_shuffled_order(stream, source, seed)
+    if kind != "json":
+        return rows
     first = next(rows, {})
     names = dict.fromkeys(first)
-    if first:
-        rows = chain([first], rows)
-    if kind == "json":
-        rows = ({**names, **row} for row in rows)
-    return rows, list(names)
+    whole = chain([first] if first else [], rows)
+    return ({**names, **row} for row in whole)
 
 
 def opener_of(files: list[str]) -> Callable[..., Any]:
@@ -317,8 +317,6 @@ def local_file(source: Source, data_root: Path) -> Path:
             f"data_root={data_root} has no {file}. Put the file there, or leave data_root out to"
             " use the Hub."
         )
-    if path.stat().st_size == 0:
-        raise PipelineError(f"{path} is empty. Write its rows.")
     return path
 
 

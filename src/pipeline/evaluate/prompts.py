@@ -98,7 +98,6 @@ def _unreadable(
         spec: The task.
         error: The error of the reader.
         on_hub: Whether the data is on the Hub.
-        on_hub: Whether the data is on the Hub.
         refusals: The Hub's errors for the task's data sets.
     """
     cause: BaseException = error
