@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
         file = folder / name
         if file.is_file():
             continue
-        rows = list(open_rows(name, source, None, 0, None)[0])
+        rows = list(open_rows(source, None, 0, None))
         if source.hub == AYA:
             rows = [row for row in rows if row["language"] in LANGUAGES.values()]
         file.parent.mkdir(parents=True, exist_ok=True)

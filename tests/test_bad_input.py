@@ -50,7 +50,7 @@ def lay(root: Path, text: str | bytes | None) -> str:
     ("text", "expected"),
     [
         (None, "has no orca_math/train.jsonl. Put the file there"),
-        ("", "train.jsonl is empty. Write its rows"),
+        ("", "has no rows. Choose another file"),
         ("\n\n", "source orca_math has no"),
         (b"\xff\xfe\x00", "train.jsonl is not readable as UTF-8 text ("),
         (

@@ -14,7 +14,7 @@ from tiny_words import FEW
 
 from pipeline.config.data import Source
 from pipeline.data.load import example_of
-from pipeline.data.sources import is_kept_in_part, words_of
+from pipeline.data.sources import words_of
 
 ASK, TELL = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4."}
 MORE, LAST = {"role": "user", "content": "And 3?"}, {"role": "assistant", "content": "7."}
@@ -23,61 +23,61 @@ PLAIN = {"prompt": "2 + 2?", "completion": "4."}
 QUIET = ("runs_dir=runs", "tracking.mode=disabled")
 
 
-def read(*turns: dict[str, Any], most: int | None = None) -> tuple[Any, bool]:
-    """Return (the example of a conversation, whether it is kept in part)."""
+def read(*turns: dict[str, Any], most: int | None = None) -> Any:
+    """Return the example of a conversation."""
     source = Source(file="talk.jsonl", rows="conversation", column="talk", turns=most)
     row = {"talk": list(turns)}
-    return example_of(row, source, {"talk": True}), is_kept_in_part(row, source)
+    return example_of(row, source, {"talk": True})
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking", "name"])
 def test_every_key_of_a_turn_is_kept(key: str) -> None:
     answer = TELL | {key: "Adding gives 4."}
-    example, in_part = read(ASK, answer)
-    assert example == PLAIN | {"messages": [ASK, answer]} and not in_part
+    example = read(ASK, answer)
+    assert example == PLAIN | {"messages": [ASK, answer]}
     assert "Adding gives 4." in words_of(example)
-    assert read(ASK, TELL | {key: None})[0] == PLAIN  # as parquet fills it
+    assert read(ASK, TELL | {key: None}) == PLAIN  # as parquet fills it
 
 
 def test_turns_of_one_speaker_are_joined_where_nothing_is_lost() -> None:
-    example, in_part = read(ASK, MORE, TELL)
-    assert example == {"prompt": "2 + 2?\n\nAnd 3?", "completion": "4."} and not in_part
+    example = read(ASK, MORE, TELL)
+    assert example == {"prompt": "2 + 2?\n\nAnd 3?", "completion": "4."}
     named = [ASK | {"name": "Ada"}, MORE | {"name": "Ben"}, TELL]
-    assert read(*named)[0]["messages"] == named
+    assert read(*named)["messages"] == named
 
 
 @pytest.mark.parametrize(("number", "text"), [(4, "4"), ("4.50", "4.50"), (0, "0")])
 def test_a_number_is_text(number: Any, text: str) -> None:
-    example, in_part = read(ASK, TELL | {"content": number}, MORE, LAST)
-    assert example["prompt"] == f"2 + 2?\n\n{text}\n\nAnd 3?" and not in_part
+    example = read(ASK, TELL | {"content": number}, MORE, LAST)
+    assert example["prompt"] == f"2 + 2?\n\n{text}\n\nAnd 3?"
 
 
 @pytest.mark.parametrize(
-    ("turns", "kept", "in_part"),
+    ("turns", "kept"),
     [
-        ([TELL, ASK, TELL], [ASK, TELL], True),  # a greeting
-        ([ASK, TELL, MORE, EMPTY, MORE, LAST], [ASK, TELL], True),  # an empty answer in the middle
-        ([ASK, TELL, MORE], [ASK, TELL], True),  # a question without an answer
-        ([ASK, TELL, MORE, LAST | {"weight": 0}], [ASK, TELL], True),
-        ([ASK, TELL | {"weight": 0}, MORE, LAST], [ASK, TELL | {"weight": 0}, MORE, LAST], False),
-        ([ASK, TELL, MORE, LAST], [ASK, TELL, MORE, LAST], False),
+        ([TELL, ASK, TELL], [ASK, TELL]),  # a greeting
+        ([ASK, TELL, MORE, EMPTY, MORE, LAST], [ASK, TELL]),  # an empty answer in the middle
+        ([ASK, TELL, MORE], [ASK, TELL]),  # a question without an answer
+        ([ASK, TELL, MORE, LAST | {"weight": 0}], [ASK, TELL]),
+        ([ASK, TELL | {"weight": 0}, MORE, LAST], [ASK, TELL | {"weight": 0}, MORE, LAST]),
+        ([ASK, TELL, MORE, LAST], [ASK, TELL, MORE, LAST]),
     ],
 )
-def test_what_is_left_out_is_known(turns: list[Any], kept: list[Any], in_part: bool) -> None:
-    example, found = read(*turns)
-    whole = example.get("messages") or [ASK, TELL]
-    assert (whole, found) == (kept, in_part)
+def test_turns_without_an_answer_to_train_on_are_left_out(
+    turns: list[Any], kept: list[Any]
+) -> None:
+    assert (read(*turns).get("messages") or [ASK, TELL]) == kept
 
 
 def test_turns_that_nobody_asks_for_are_not_left_out() -> None:
-    assert read(ASK, TELL, MORE, LAST, most=1) == (PLAIN, False)
-    assert read(LAST, ASK, TELL, MORE, LAST, most=1) == (PLAIN, True)
+    assert read(ASK, TELL, MORE, LAST, most=1) == PLAIN
+    assert read(LAST, ASK, TELL, MORE, LAST, most=1) == PLAIN
 
 
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"weight": "0.0"}, {"train": False}])
 def test_answers_that_are_not_to_be_trained_on(mark: dict[str, Any]) -> None:
-    assert read(ASK, TELL | mark)[0] == "not_trained"
-    assert read(ASK, EMPTY)[0] == "empty"
+    assert read(ASK, TELL | mark) == "not_trained"
+    assert read(ASK, EMPTY) == "empty"
 
 
 # --- trained on ---
@@ -138,12 +138,9 @@ def test_the_card_counts_what_is_left_out(chat: list[str], call: Call) -> None:
     folder = Path(call("stage=sft", "sft.template=chat", *chat, status=0).out.strip())
     (data,) = folder.parent.glob("data-*")
     card = (data / "data_card.md").read_text()
-    assert (
-        "Conversations in part are kept, and turns are left out" in card
-        and "weight: 0 or train: false" in card
-    )
+    assert "weight: 0 or train: false" in card
     facts = json.loads((data / "manifest.json").read_text())["facts"]["counts"]["own"]
-    assert (facts["in_part"], facts["not_trained"], facts["taken"]) == (1, 1, 9)
+    assert (facts["not_trained"], facts["taken"]) == (1, 9)
 
 
 def test_a_marked_answer_is_no_answer_to_train_all_turns_on(chat: list[str], call: Call) -> None:

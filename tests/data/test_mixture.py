@@ -49,7 +49,6 @@ def test_duplicates_and_empty_rows_are_dropped_and_counted(tmp_path: Path):
         "contaminated": 0,
         "number_variants": 0,
         "word_problems": 0,
-        "short_copies": 0,
         "shared": {},
     }
     assert counts == {
@@ -100,7 +99,6 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(
         "contaminated": 0,
         "number_variants": 0,
         "word_problems": 0,
-        "short_copies": 0,
     }
     assert told == {
         "pairs": {
@@ -118,16 +116,16 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reasons(
     card = (tmp_path / "data_card.md").read_text()
     head = (
         "rows | empty | not text | not turns | broken | low score | duplicates | contaminated | "
-        "number variants | word problems | short copies | left"
+        "number variants | word problems | left"
     )
-    assert f"| {head} | taken |" in card
+    assert f"| {head} | taken | shared with |" in card
     assert (
-        "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 0 | 2 | 2 |"
+        "| pairs | local | not pinned |  |  | 6 | 1 | 0 | 0 | 2 | 1 | 0 | 0 | 0 | 0 | 2 | 2 |  |"
         in card
     )
     assert (
-        "low score is below min_score" in card
-        and "not text is neither text nor a number: a list" in card
+        "Unusable rows, low score: below min_score" in card
+        and "not text: neither text nor a number: a list" in card
     )
     assert (
         "of 12 rows, 2 empty, 2 not text, 1 not turns, 2 broken, 1 low score, 0 dup"
@@ -243,7 +241,8 @@ def test_of_scripts_that_share_a_code_only_the_one_that_is_asked_for(tmp_path: P
         assert [one["prompt"] for one in read_source("aya", source, tmp_path)] == [expected]  # type: ignore[index]
     for code in ("ar_latn", "hi_latn"):
         with pytest.raises(PipelineError, match=f"has no rows in language {code}"):
-            read_source("aya", Source(file="aya/train.jsonl", rows="aya", language=code), tmp_path)
+            source = Source(file="aya/train.jsonl", rows="aya", language=code)
+            list(read_source("aya", source, tmp_path))
 
 
 @pytest.mark.parametrize("columns", [3, 9])
@@ -286,12 +285,6 @@ ROW = {"question": "q", "answer": "a"}
             "source a: all 2 rows are unusable",
         ),
         ([{"text": "plain"}], {"rows": "text"}, Data(), "mixes plain text with prompts"),
-        (
-            [ENGLISH],
-            {"rows": "alpaca", "language": "te"},
-            Data(),
-            "only 0 of 1 rows contain letters of the script",
-        ),
         (
             [{**ROW, "answer": "\ud83d"}],
             {"rows": "gsm8k"},
@@ -447,7 +440,7 @@ def test_rows_of_benchmarks_are_dropped_or_counted(
     card = (tmp_path / "data_card.md").read_text()
     assert (
         "They are dropped." in card
-        and "a: flores 1, mgsm 1" in card
+        and "| flores 1, mgsm 1 |" in card
         and "Benchmark texts: flores 1, mgsm 1" in card
     )
     assert "2 contaminated" in capsys.readouterr().err
@@ -465,10 +458,7 @@ def test_rows_of_benchmarks_are_dropped_or_counted(
 def test_flores_as_plain_text_is_compared_with(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """In both layouts, from which the evaluation reads the same file.
-
-    A row with its short sentence is counted.
-    """
+    """In both layouts, from which the evaluation reads the same file."""
     sentence = (
         "Siku ya Jumatatu wanasayansi kutoka chuo kikuu walitangaza uvumbuzi wa chombo kipya cha"
         " uchunguzi wa seli"
@@ -493,10 +483,6 @@ def test_flores_as_plain_text_is_compared_with(
     assert (
         "Benchmark texts: flores 2; too short to compare: 1"
         in (tmp_path / "data_card.md").read_text()
-    )
-    assert (
-        counts["a"]["short_copies"] == 1
-        and ", 1 kept that hold a short text" in capsys.readouterr().err
     )
     file, sentences_of = read_sentences(tmp_path, language("sw"), "devtest")
     assert scored_files(tmp_path)["flores"] == [file] and sentences_of[1] == sentence
@@ -633,7 +619,7 @@ def test_number_variants_are_dropped_from_math_sets_and_counted_in_language_sets
     assert left(math, decontaminate="count", number_variants="drop") == (1, 1, 2)
     card = (tmp_path / "data_card.md").read_text()
     assert "1 number variants" in card or "| number variants |" in card
-    assert "They are dropped in a." in card and "Not detected: paraphrases, translations" in card
+    assert "Paraphrases and translations are not detected" in card
 
 
 @pytest.mark.real_data

@@ -7,13 +7,12 @@ import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import repositories
 
-from pipeline.benchmarks import BENCHMARKS, scored_files
-from pipeline.data.benchmarks import benchmark_ngrams
-from pipeline.data.ngrams import UNSPACED, NgramSet, hash_ngrams
+from pipeline.benchmarks import scored_files
+from pipeline.data.benchmarks import Known, benchmark_ngrams
+from pipeline.data.ngrams import UNSPACED, ngrams_of
 from pipeline.errors import PipelineError
 
 
@@ -70,31 +69,19 @@ def made_up(draw: random.Random) -> str:
 
 @pytest.mark.parametrize("n", [2, 4, 13])
 def test_ngrams_are_those_of_the_definition(n: int) -> None:
-    """Each text has as many n-grams, and equal n-grams are equal in the reference.
-
-    Different ones differ.
-    """
     draw = random.Random(n)
-    texts = [made_up(draw) for _ in range(400)]
-    numbers, owner = hash_ngrams(texts, n)
-    expected = [gram for text in texts for gram in reference(text, n)]
-    assert owner.tolist() == [index for index, text in enumerate(texts) for _ in reference(text, n)]
-    meaning = dict(zip(numbers.tolist(), expected, strict=True))
-    assert [meaning[number] for number in numbers.tolist()] == expected
-    assert len(meaning) == len(set(expected))
+    for text in (made_up(draw) for _ in range(400)):
+        assert ngrams_of(text, n) == set(map(hash, reference(text, n)))
 
 
-def test_numbers_do_not_depend_on_the_batch_or_on_what_lies_between_words() -> None:
+def test_ngrams_do_not_depend_on_what_lies_between_words() -> None:
     text = "Janet's ducks lay 16 eggs per day, and she eats three for breakfast every morning."
-    alone, _ = hash_ngrams([text], 4)
-    numbers, owner = hash_ngrams(["x " * 50, text, "", "emoji 😀 and Han 𠀀𠀁"], 4)
-    assert numbers[owner == 1].tolist() == alone.tolist()
-    other, _ = hash_ngrams(
-        ["JANET S DUCKS — lay: 16 eggs\nper day; and she eats three for breakfast every   morning"],
-        4,
+    other = (
+        "JANET S DUCKS — lay: 16 eggs\nper day; and she eats three for breakfast every   morning"
     )
-    assert other.tolist() == alone.tolist()
-    assert len(hash_ngrams([], 4)[0]) == len(hash_ngrams(["", "\x00"], 4)[0]) == 0
+    assert len(ngrams_of(text, 4)) == 13 and ngrams_of(other, 4) == ngrams_of(text, 4)
+    assert len(ngrams_of("emoji 😀 and Han 𠀀𠀁", 4)) == 1
+    assert ngrams_of("", 4) == ngrams_of("\x00", 4) == set()
 
 
 NATIVE = {"te": 0x0C66, "bn": 0x09E6, "th": 0x0E50}  # the digit zero
@@ -133,23 +120,28 @@ def test_copies_of_mgsm_are_found_all(copy: str, code: str) -> None:
         .splitlines()
     )
     questions = [json.loads(line)["question"] for line in lines]
-    found = [NgramSet([[one]], 13).marks_of([COPIES[copy](one, code)])[0] for one in questions]
+    found = [
+        not ngrams_of(one, 13).isdisjoint(ngrams_of(COPIES[copy](one, code), 13))
+        for one in questions
+    ]
     assert (sum(found), len(found)) == (250, 250)
 
 
-def test_a_set_says_which_sets_a_text_shares_with() -> None:
+def test_known_texts_say_which_benchmarks_a_text_shares_with() -> None:
     draw = random.Random(0)
     vocabulary = [f"word{n}" for n in range(2000)]
     texts = [" ".join(draw.choices(vocabulary, k=60)) for _ in range(300)]
-    sets = NgramSet([texts[:100], texts[50:150]], 5)
-    marks = sets.marks_of(texts)
-    assert marks.tolist() == [1] * 50 + [3] * 50 + [2] * 50 + [0] * 150
+    known = Known(5)
+    for text in texts[:100]:
+        known.add("first", text)
+    for text in texts[50:150]:
+        known.add("second", text)
+    both = ["first", "second"]
+    found = [known.shared(text)[0] for text in texts]
+    assert found == [["first"]] * 50 + [both] * 50 + [["second"]] * 50 + [[]] * 150
     inside = f"before it {' '.join(texts[3].split()[20:25])} after it"
-    assert sets.marks_of([inside, "before it"]).tolist() == [1, 0]
-    assert NgramSet([], 5).marks_of(texts[:2]).tolist() == [0, 0]
-    assert len(np.unique(sets.numbers)) == len(
-        {one for text in texts[:150] for one in reference(text, 5)}
-    )
+    assert known.shared(inside)[0] == ["first"] and known.shared("before it") == ([], [])
+    assert Known(5).shared(texts[0]) == ([], [])
 
 
 def lay_benchmarks(root: Path) -> None:
@@ -178,13 +170,10 @@ def test_benchmarks_of_a_folder_are_all_languages_without_exemplars(tmp_path: Pa
     assert texts == {"mgsm": 1, "belebele": 2, "flores": 1, "global_mmlu": 1, "mbpp": 2}
     files = {name: len(paths) for name, paths in scored_files(tmp_path).items() if paths}
     assert files == dict.fromkeys(texts, 1)
-    assert len(found.ngrams.short) == 2  # a question with its options, in words
+    assert found.short == 2  # a question with its options, in words
     words = " ".join(f"w{n}" for n in range(12))
-    assert found.shared([f"x mgsm {words} y", f"flores {words}", words, "shown"])[0].tolist() == [
-        *(1 << list(BENCHMARKS).index(name) for name in ("mgsm", "flores")),
-        0,
-        0,
-    ]
+    rows = [f"x mgsm {words} y", f"flores {words}", words, "shown"]
+    assert [found.shared(row)[0] for row in rows] == [["mgsm"], ["flores"], [], []]
 
 
 @pytest.mark.parametrize("line", ["not json", '{"answer": 1}', '{"question": null}', "[]"])
@@ -193,11 +182,3 @@ def test_a_benchmark_that_cannot_be_read_is_named(line: str, tmp_path: Path) -> 
     (tmp_path / "mgsm/sw/test.jsonl").write_text(f'{{"question": "1 + 1?"}}\n\n{line}\n')
     with pytest.raises(PipelineError, match="mgsm/sw/test.jsonl, line 3 cannot be compared with"):
         benchmark_ngrams(13, tmp_path, None)
-
-
-def test_a_text_is_marked_with_any_of_sixteen_benchmarks() -> None:
-    known_ngrams = NgramSet([[f"the words of benchmark {bit}"] for bit in range(16)], 3)
-    found = known_ngrams.marks_of(
-        ["of benchmark 15", "of benchmark 3", "of the 15", "the words of"]
-    )
-    assert found.tolist() == [1 << 15, 1 << 3, 0, 2**16 - 1]

@@ -347,7 +347,7 @@ def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(
     assert told.status == 1 and "Traceback" not in told.err
     assert (
         "\nerror: 2 of 1" in told.err
-        and "first: source inkuba (lelapa/Inkuba-instruct) is gated" in told.err
+        and "first: source inkuba (lelapa/Inkuba-instruct) could not be loaded" in told.err
     )
     assert "2 of " in told.err and "could not be fetched, the others are locked in" in told.err
     assert "CohereLabs/aya_dataset" in elsewhere.lock()["datasets"]

@@ -341,7 +341,7 @@ def test_other_repositories_are_refused_in_a_sentence(tmp_path: Path) -> None:
         PipelineError, match=r"source a \(no/such\) cannot be reached .* Run the same keys with"
     ):
         list(read_source("a", source("aya", hub="no/such"), None))
-    with pytest.raises(PipelineError, match="has no such files"):
+    with pytest.raises(PipelineError, match="could not be loaded .FileNotFoundError"):
         list(read_source("x", source("xp3mt", hub=str(tmp_path), language="sw"), None))
     with pytest.raises(PipelineError, match="is not on the Hub. Set data_root"):
         list(read_source("x", source("pairs"), None))
@@ -368,11 +368,11 @@ def test_a_file_that_was_only_half_written(tmp_path: Path) -> None:
     repositories.bongchat(tmp_path / "whole")
     path = tmp_path / "half.parquet"
     path.write_bytes((tmp_path / "whole/data/train-00000-of-00001.parquet").read_bytes()[:900])
-    with pytest.raises(PipelineError, match="could not be read .* fetch it again"):
+    with pytest.raises(PipelineError, match="could not be loaded"):
         list(read_source("b", source("bongchat", file="half.parquet"), tmp_path))
     repositories.raw_bitext(tmp_path / "a.gz", "sw", 9)
     (tmp_path / "half.gz").write_bytes((tmp_path / "a.gz").read_bytes()[:80])
-    with pytest.raises(PipelineError, match="could not be read .* fetch it again"):
+    with pytest.raises(PipelineError, match="could not be loaded"):
         list(read_source("nllb", source("nllb_sw", url=str(tmp_path / "half.gz")), None))
 
 

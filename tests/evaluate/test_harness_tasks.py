@@ -5,7 +5,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -402,23 +401,6 @@ def test_a_group_that_changes_its_tasks_is_refused(entry: Any, why: str, tmp_pat
         members("changed")
 
 
-def test_a_tag_is_named_as_one_with_its_tasks(tmp_path: Path) -> None:
-    words = ["stage=eval", "checkpoint=hub:a/b", "languages=[en]"]
-    why = (
-        r"ai2_arc is a tag of 2 tasks, without a score: give"
-        r" eval.tasks=\[arc_challenge{0},arc_easy{0}\]"
-    )
-    for name, shots in (("ai2_arc", ""), ("ai2_arc_5shot", "_5shot")):
-        with pytest.raises(
-            PipelineError, match=f"eval={name} is not an option: {why.format(shots)}"
-        ):
-            compose([*words, f"eval={name}"])
-    compose([*words, "eval.tasks=[arc_challenge_5shot,arc_easy_5shot]"])
-    config: Any = compose([*words, "eval.tasks=[ai2_arc]"])
-    with pytest.raises(PipelineError, match=why.format("")):
-        task_specs(config.eval, ["en"], tmp_path, tmp_path / "tasks")
-
-
 def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
     """mgsm_Nshot, as documented: the nearest option's tasks with N.
 
@@ -510,37 +492,6 @@ def write_own(folder: Path, task: str, **keys: Any) -> Path:
     rows = [{"text": f"{number} and", "label": str(number)} for number in range(3)]
     write_rows(folder / f"rows/harness/{task}/test.jsonl", rows)
     return own
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"doc_to_text": "txt"}, r"doc_to_text=txt, .* no column txt \(did you mean text"),
-        (
-            {"doc_to_target": "lable"},
-            r"doc_to_target=lable, .* no column lable \(did you mean label",
-        ),
-        (
-            {**CHOICES, "doc_to_target": "lable"},
-            r"the target of row 1, 'lable', is not among its 3 choices",
-        ),
-        (
-            {**CHOICES, "doc_to_target": "{{label|int + 1}}"},
-            r"the target of row 3, 3, is not among its 3 choices",
-        ),
-        ({**CHOICES, "doc_to_target": "{{label|int}}"}, None),
-    ],
-)
-def test_an_own_task_that_would_count_all_answers_as_wrong_is_refused(
-    keys: dict[str, Any], message: str | None, tmp_path: Path
-) -> None:
-    """The harness takes the misspelt name of a column as text, and only warns of wrong labels."""
-    include(str(write_own(tmp_path, "own_sum", **keys)))
-    definitions = task_specs(
-        choice(asked("own_sum", 0)), ["en"], tmp_path / "rows", tmp_path / "tasks"
-    )
-    with pytest.raises(PipelineError, match=message) if message else nullcontext():
-        assert len(load_tasks(definitions, Lock())) == 1
 
 
 def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(
@@ -1114,42 +1065,3 @@ def test_rows_that_a_task_names_by_their_folder_are_part_of_its_hash(
     )
     with pytest.raises(PipelineError, match="outside of eval.include_path="):
         task_hash(tmp_path, tiny, own)
-
-
-@pytest.mark.parametrize(
-    ("keys", "rows", "why"),
-    [
-        (
-            {"doc_to_text": "{{txt}} and"},
-            1,
-            "doc_to_text names the column txt, which its rows do not have",
-        ),
-        ({"doc_to_target": "{{label[0]}}{{gold}}"}, 1, "doc_to_target names the column gold"),
-        ({"doc_to_text": "{% if hint is defined %}{{hint}}{% endif %}{{text}}"}, 1, None),
-        ({"doc_to_text": "{{text | regex_replace('a', 'b')}}{{range(2)}}"}, 1, None),
-        ({"doc_to_text": "{% set a = text %}{% for b in a %}{{a}}{{b}}{% endfor %}"}, 1, None),
-        ({}, 0, "own_bad has no questions: .*test.jsonl has no rows"),
-    ],
-)
-def test_a_plan_finds_missing_columns_and_rows(
-    keys: dict[str, Any], rows: int, why: str | None, tmp_path: Path
-) -> None:
-    """From the first row, without the harness: the task is checked where it is defined."""
-    own = write_own(tmp_path, "own_bad")
-    (own / "rows").mkdir()
-    write_rows(own / "rows/test.jsonl", [{"text": "1 and", "label": "1"}] * rows)
-    write_own(tmp_path, "own_bad", **{"dataset_kwargs": {"data_dir": str(own / "rows")}, **keys})
-    include(str(own))
-    with pytest.raises(PipelineError, match=why) if why else nullcontext():
-        assert len(task_specs(choice(asked("own_bad", 0)), ["en"], None, tmp_path / "tasks")) == 1
-
-
-def test_a_plan_finds_a_file_of_rows_that_is_not_there(tmp_path: Path) -> None:
-    own = write_own(
-        tmp_path,
-        "own_gone",
-        dataset_kwargs={"data_files": {"test": str(tmp_path / "own/none.jsonl")}},
-    )
-    include(str(own))
-    with pytest.raises(PipelineError, match="own_gone reads .*none.jsonl, which is not there"):
-        task_specs(choice(asked("own_gone", 0)), ["en"], None, tmp_path / "tasks")

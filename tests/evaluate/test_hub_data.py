@@ -66,8 +66,8 @@ def test_a_hub_that_gives_nothing_is_asked_once(tmp_path: Path) -> None:
     assert "Retry" not in done.stderr
     assert done.stdout.startswith("The data of mgsm_en_2shot cannot be read (juletxara/mgsm: ")
     told = (
-        "Run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that has"
-        " it.\n"
+        "Run stage=prefetch on a node that reaches the Hub, log in if the set is gated, or set"
+        " data_root to a folder that has it.\n"
     )
     assert done.stdout.endswith(told)
     assert "503" in done.stdout and ".work" not in done.stdout and done.stdout.count("\n") == 1

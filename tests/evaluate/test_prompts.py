@@ -242,7 +242,7 @@ def test_the_hub_gives_the_same_prompts(
         datasets, "load_dataset", lambda *_, **__: (_ for _ in ()).throw(OSError("gated"))
     )
     with pytest.raises(
-        PipelineError, match=r"flores_en-sw_0shot cannot be read \(gated\). Accept the conditions"
+        PipelineError, match=r"flores_en-sw_0shot cannot be read \(gated\). Run stage=prefetch"
     ):
         our_prompts(tmp_path / "gated", "flores", 0, "sw", None)
 

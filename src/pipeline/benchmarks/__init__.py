@@ -18,7 +18,7 @@ from pipeline.benchmarks.described import read_benchmark
 from pipeline.benchmarks.harness import harness_benchmark
 from pipeline.config.extensions import BENCHMARKS as ENTRY_POINTS
 from pipeline.config.extensions import extensions, outside_core, package_of
-from pipeline.config.harness_tasks import explain_tag, harness_index
+from pipeline.config.harness_tasks import harness_index
 from pipeline.errors import PipelineError, close_matches
 
 _MODULES = [import_module(f"{__name__}.{item.name}") for item in pkgutil.iter_modules(__path__)]
@@ -60,9 +60,6 @@ def benchmark_of(task: str) -> Benchmark:
     benchmark = find_benchmark(task)
     if benchmark:
         return benchmark
-    tag = explain_tag(task)
-    if tag:
-        raise PipelineError(tag)
     known: list[str] = []
     for item in BENCHMARKS.values():
         known += item.tasks

@@ -70,7 +70,6 @@ class Benchmark:
         package: name and version of the package that defines it, part of an evaluation's hash.
         of_harness: only a task file of the harness defines it.
         one_set: it has one test set for all languages.
-        gated: the data set on the Hub whose conditions must be accepted.
     """
 
     name: str
@@ -105,7 +104,6 @@ class Benchmark:
     package: str = ""
     of_harness: bool = False
     one_set: bool = False
-    gated: str = ""
 
     def __post_init__(self) -> None:
         if self.of_harness:

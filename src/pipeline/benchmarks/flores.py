@@ -176,7 +176,6 @@ BENCHMARK = Benchmark(
     questions=1012,
     tokens=28,
     text_files=("*/dev.txt", "*/devtest.txt", "dev/*.dev", "devtest/*.devtest"),
-    gated="FLORES+",
     define=define,
     texts=lambda row: [row["text"] if "text" in row else row["sentence"]],
     sources=hub_sets,

@@ -7,10 +7,7 @@ Training rows are not compared with these tasks.
 
 from __future__ import annotations
 
-import json
-import re
 from functools import cache
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,6 @@ from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import read_from, write_task
 from pipeline.benchmarks.task_safety import (
     outside_paths,
-    refuse_card,
-    refuse_internals,
     runs_model_programs,
     why_unsafe,
 )
@@ -38,12 +33,10 @@ from pipeline.config.task_yaml import (
     data_files,
     data_folders,
     local_rows,
-    names_of_rows,
     outside_metric,
 )
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
-from pipeline.limits import time_limit
 
 # Output type -> kind, and the metric of tasks without a metric_list
 KINDS: dict[str, tuple[Kind, str]] = {
@@ -171,23 +164,13 @@ def check_group(group: str) -> list[Row]:
         PipelineError: the group has no score.
     """
     parts = members(group)
-    bodies = [file_of(part).body for part in parts]
     remedy = f"List its tasks, {name_tasks(parts)}."
     metrics = group_metrics(group)
     if not metrics:
         raise PipelineError(f"The group {group} has no score. {remedy}")
-    if len({body.get("output_type", "generate_until") for body in bodies}) > 1:
+    kinds = {file_of(part).body.get("output_type", "generate_until") for part in parts}
+    if len(kinds) > 1:
         raise PipelineError(f"The group {group} has tasks of several kinds. {remedy}")
-    for part, body in zip(parts, bodies, strict=True):
-        names = {entry["metric"] for entry in body.get("metric_list") or []}
-        if not names or "process_results" in body:
-            continue
-        for entry in metrics:
-            if entry["metric"] not in names:
-                raise PipelineError(
-                    f"The group {group} aggregates {entry['metric']}, which {part} does not have."
-                    f" {remedy}"
-                )
     return metrics
 
 
@@ -219,9 +202,6 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
             refuse_includes_outside(folder, file_of(folder), included)
         if not local:
             refuse_files_outside(task, stock, included)
-        rows = scored_rows(task, ask.data_root if local else None)
-        if rows:
-            refuse_missing_columns(task, stock, rows)
         content = content_hash([*files_of_task(task)], included)
         body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": content}
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
@@ -279,9 +259,6 @@ def check_included(ask: Ask, task: str, task_file: TaskFile, included: Path) -> 
                 f"{place} could run code: {reason}. Give eval.run_code=true if you trust it, or"
                 " remove that key."
             )
-    refuse_internals(task_file)
-    for rows_folder in data_folders(task_file.body):
-        refuse_card(rows_folder)
     refuse_includes_outside(task, task_file, included)
 
 
@@ -297,13 +274,6 @@ def refuse_includes_outside(name: str, task_file: TaskFile, folder: Path) -> Non
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
     """Raise PipelineError if a user-defined task reads local rows outside its folder."""
-    if not data_folders(stock):  # otherwise names are relative to the folder of rows
-        for name in names_of_rows(stock):
-            if "://" not in name and not glob(name, recursive=True):
-                raise PipelineError(
-                    f"{task} reads {name}, which is not there. Write its rows to it, or leave the"
-                    " task out."
-                )
     outside = [*outside_paths(stock, folder)]
     for file in map(Path.resolve, local_rows(stock)):
         if folder not in file.parents:
@@ -314,44 +284,6 @@ def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
             " identifies a run. Move it there and name it from the working directory, or give"
             f" data_root with harness/{task}/{scored_split(stock)}.jsonl."
         )
-
-
-def refuse_missing_columns(task: str, stock: Row, rows: Path) -> None:
-    """Raise PipelineError if there are no rows, or a template names a column that they lack.
-
-    Only the first row is read. Templates are parsed and not rendered. A template that tests if a
-    column is defined may name any column.
-    """
-    from jinja2 import TemplateSyntaxError, meta
-
-    from pipeline.sandbox import SECONDS, SandboxedEnvironment
-
-    with rows.open(encoding="utf-8") as lines:
-        line = next(filter(str.strip, lines), None)
-    if line is None:
-        raise PipelineError(
-            f"{task} has no questions: {rows} has no rows. Write rows to it, or leave the task out."
-        )
-    row, environment = json.loads(line), SandboxedEnvironment()
-    if "process_docs" in stock:  # a function may add columns
-        return
-    known = row.keys() | environment.globals.keys()
-    for key in ("doc_to_text", "doc_to_target", "doc_to_choice"):
-        template = stock.get(key)
-        if not isinstance(template, str) or re.search(r"\bdefined\b|\bdefault\b", template):
-            continue
-        too_slow = f"{task}: {key} takes more than {SECONDS} seconds. Shorten the template."
-        try:
-            with time_limit(SECONDS, too_slow):
-                names = meta.find_undeclared_variables(environment.parse(template))
-        except (TemplateSyntaxError, RecursionError):  # the harness reports it
-            continue
-        missing = sorted(names - known)
-        if missing:
-            raise PipelineError(
-                f"{task}: {key} names the column {missing[0]}, which its rows do not have. Correct"
-                f" the task file in eval.include_path; the columns are {', '.join(row)}."
-            )
 
 
 def row_folders(ask: Ask, task: str, group: str) -> list[Path]:

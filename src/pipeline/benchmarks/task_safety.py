@@ -11,12 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.config.task_yaml import READERS, FunctionName, TaskFile, names_of_rows
-from pipeline.errors import PipelineError
-from pipeline.files import readable_yaml
-from pipeline.text import strings_in
 
 # owner/name on the Hub, or an old name without an owner
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -28,11 +23,10 @@ GENERATION = (
     " max_tokens max_completion_tokens max_length min_length min_new_tokens repetition_penalty"
     " no_repeat_ngram_size length_penalty early_stopping seed think_end_token"
 ).split()
+
+
 # Matches inside a template only. A search from an opening bracket ends at the next opening bracket,
 # so it takes linear time.
-INTERNAL = re.compile(r"\{[{%](?:(?!\{[{%])[^}])*?(__[a-z]\w*__)")
-
-
 def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     """Return the texts of a task file that may be templates, with their keys."""
     for key, value in body.items():
@@ -40,21 +34,6 @@ def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
             yield f"{before}{key}", value
         elif key == "fewshot_config" and isinstance(value, dict):
             yield from texts_of(value, f"{key}.")
-
-
-def refuse_internals(task_file: TaskFile) -> None:
-    """Raise PipelineError for a template that names one of Python's internals, such as __globals__.
-
-    This finds most of what Jinja's sandbox refuses later, before any data is read.
-    """
-    for path, body in task_file.own:
-        for key, text in texts_of(body):
-            found = INTERNAL.search(text)
-            if found:
-                raise PipelineError(
-                    f"{path}: {key} reaches Python's internals ({found[1]}), which could run any"
-                    " code. Remove it from the template."
-                )
 
 
 def why_unsafe(task_file: TaskFile) -> str | None:
@@ -102,25 +81,3 @@ def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
         place = Path(path).expanduser().resolve()
         if "://" in path or folder not in (place / "x").parents:
             yield path
-
-
-def refuse_card(folder: Path) -> None:
-    """Raise PipelineError if the card of a local folder of rows names files outside of it.
-
-    `datasets` would read them.
-    """
-    for card in (folder / "README.md", folder / ".huggingface.yaml"):
-        if not card.is_file():
-            continue
-        head = card.read_text(encoding="utf-8", errors="replace")
-        if card.suffix != ".yaml":
-            head = head.partition("---")[2].partition("\n---")[0]
-        with readable_yaml(card):
-            settings = yaml.safe_load(head)
-        configs = settings.get("configs") if isinstance(settings, dict) else None
-        for name in strings_in(configs):
-            is_outside = name.startswith(("/", "~")) or ".." in Path(name).parts
-            if is_outside or "://" in name:
-                raise PipelineError(
-                    f"{card} names rows outside of its folder ({name}). Correct its configs."
-                )

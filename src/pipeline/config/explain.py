@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from pydantic import ValidationError
 
 from pipeline.config import conf
-from pipeline.config.harness_tasks import explain_tag, harness_index
+from pipeline.config.harness_tasks import harness_index
 from pipeline.config.knob import BOUNDS, adapter, names_of
 from pipeline.errors import PipelineError, close_matches
 from pipeline.text import first_few
@@ -121,9 +121,6 @@ def unknown_option(group: str, option: str) -> str:
     names = conf.options(group)
     close = close_matches(option, names, cutoff=0.5)
     if group == "eval":
-        tag = explain_tag(option)
-        if tag:
-            return f"{group}={option} is not an option: {tag}"
         close += close_matches(option, harness_index().tasks, cutoff=0.8)[:1]
     wrong = f"{group}={option} is not an option"
     if close:

@@ -25,7 +25,6 @@ from pipeline.config.task_yaml import (
 )
 from pipeline.errors import PipelineError
 from pipeline.files import content_hash
-from pipeline.text import pluralize
 
 WORD = r"[^\s\"'#]"
 # each part begins with what the part before cannot contain, so that a search takes linear time
@@ -37,7 +36,6 @@ NAMED = {
     )
     for key in ("task", "group")
 }
-TAGS = re.compile(r"^[\"']?tag[\"']?:(.*(?:\n *- .*)*)", re.MULTILINE)
 SHOTS = re.compile(r"(.+)_(\d+)shot")
 TASKS, INCLUDED = "eval.tasks", "eval.include_path"
 OF_ENTRIES = {
@@ -58,14 +56,13 @@ MOST_NAMED = 10  # tasks in a message
 
 @dataclass(frozen=True)
 class Index:
-    """The tasks, groups and tags in the files below one folder.
+    """The tasks and groups in the files below one folder.
 
     It maps a task or group to its YAML file.
     """
 
     tasks: dict[str, Path] = field(default_factory=dict)
     groups: dict[str, Path] = field(default_factory=dict)
-    tags: set[str] = field(default_factory=set)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tasks or name in self.groups
@@ -77,21 +74,17 @@ _included: dict[
 
 
 def index(folder: Path) -> Index:
-    """Return the tasks, groups and tags in the YAML files below a folder.
+    """Return the tasks and groups in the YAML files below a folder.
 
     Python classes are not included. The harness' 14,000 files take a second.
     """
     result = Index()
     for file in sorted(folder.rglob("*")):
-        if file.suffix not in ("", ".yaml") or not file.is_file():
+        if file.suffix != ".yaml" or not file.is_file():
             continue
         if file.stat().st_size > MOST_BYTES:
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
-        for lines in TAGS.findall(text):
-            result.tags.update(re.findall(r"[^\s\[\]\"',-][^\s\[\]\"',]*", lines))
-        if file.suffix != ".yaml":  # included by others
-            continue
         group = NAMED["group"].search(text)
         if group:
             result.groups[group[1]] = file
@@ -201,7 +194,6 @@ def harness_index() -> Index:
     for part in (shipped(), *(own_index for _, own_index in _included.values())):
         result.tasks.update(part.tasks)
         result.groups.update(part.groups)
-        result.tags.update(part.tags)
     return result
 
 
@@ -294,24 +286,6 @@ def name_tasks(tasks: Sequence[str]) -> str:
     if len(tasks) > MOST_NAMED:
         named.append("...")
     return f"{TASKS}=[{','.join(named)}]"
-
-
-def explain_tag(name: str) -> str:
-    """Return what to use instead of a tag, which has no score.
-
-    Returns an empty string if the name is not a tag.
-    """
-    tag, _ = split_shots(name)
-    if tag not in harness_index().tags:
-        return ""
-    tasks = [task + name.removeprefix(tag) for task in tagged(tag)]
-    of = (
-        f"{tag} is a tag of {pluralize(len(tasks), 'task')}, without a score: give"
-        f" {name_tasks(tasks)}"
-    )
-    if tasks:
-        return of
-    return ""
 
 
 def spell_out_tasks(settings: Words, options: list[str]) -> Tree:

@@ -22,7 +22,6 @@ from pipeline.errors import PipelineError
 from pipeline.files import read_yaml
 
 MOST_BYTES = 1_000_000  # maximum size of a task file
-MOST_INCLUDED = 100  # files that one task file may consist of
 READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are not folders
 
 
@@ -126,8 +125,7 @@ def read_task(file: Path) -> TaskFile:
     """Read a task's file and the files that it includes.
 
     Raises:
-        PipelineError: a file cannot be read, is included twice, which the harness refuses too, or
-            there are too many files.
+        PipelineError: a file cannot be read, or is included twice, which the harness refuses too.
     """
     return TaskFile(tuple(_parts_of_task(file, [])))
 
@@ -136,10 +134,6 @@ def _parts_of_task(file: Path, seen: list[Path]) -> Iterator[tuple[Path, Tree]]:
     path = file.resolve()
     if path in seen:
         raise PipelineError(f"{file} includes itself or is included twice. Remove an include line.")
-    if len(seen) == MOST_INCLUDED:
-        raise PipelineError(
-            f"{seen[0]} includes more than {MOST_INCLUDED} files. Write them as one file."
-        )
     seen.append(path)
     content = load_plain(file)
     names = content.get("include", [])

@@ -1,44 +1,35 @@
 """The benchmarks that training rows are compared with.
 
 Their texts come from a folder laid out as a data_root (each language and split in it, without
-exemplars), otherwise from the Hub, in the languages of MGSM and of the expert's sources. The
-manifest of a data run records the benchmarks; its hash does not cover them. Heavy libraries are
-imported only when texts are compared.
+exemplars), otherwise from the Hub, in the languages of MGSM and of the expert's sources. They do
+not affect the hash of a data run. Heavy libraries are imported only when texts are compared.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.benchmarks import BENCHMARKS, scored_files
 from pipeline.benchmarks.local_files import lines_of
 from pipeline.config.data import Source
 from pipeline.config.stages import DataStage
 from pipeline.data.load import open_rows, readable_errors
+from pipeline.data.ngrams import NUMBER, ngrams_of, without_numbers
 from pipeline.data.sources import Row
 from pipeline.errors import PipelineError
-from pipeline.files import sha256_of
-from pipeline.hub.lock import Lock, part_of, read_lock
+from pipeline.hub.lock import Lock, part_of
 from pipeline.hub.reach import force_offline
 from pipeline.languages import MGSM, language, shipped_languages
 from pipeline.runs.manifest import read_manifest
-from pipeline.text import first_few
 
 if TYPE_CHECKING:
-    from pipeline.runs.run import Run
-
-FEWEST = 3  # words of a text that is too short for an n-gram but compared with lines of rows
-LONGEST = 400  # characters of such a line
-OWN_TASKS = "own tasks"  # the tasks of users' task files, which share a bit
-SETS = (*BENCHMARKS, OWN_TASKS)
-LABEL = re.compile(r"^[^:：]*[:：]")  # such as Question: or Swali:
+    pass
 
 
 def hub_sources(
@@ -68,52 +59,38 @@ class Known:
     """The n-grams of all benchmarks, with and without their numbers, and the card's counts.
 
     Attributes:
-        ngrams: An NgramSet of the texts.
-        without_numbers: An NgramSet of the texts without their numbers.
+        n: Words in an n-gram.
+        ngrams: The n-grams of each benchmark.
+        bare: The n-grams of each benchmark without numbers.
         texts: The number of texts of each benchmark.
-        short: Texts of at least FEWEST words that are too short for an n-gram.
+        short: The number of texts that are shorter than an n-gram.
         unread: The sets on the Hub that could not be read.
     """
 
-    ngrams: Any
-    without_numbers: Any
-    texts: dict[str, int]
-    short: set[str]
+    n: int
+    ngrams: dict[str, set[int]] = field(default_factory=dict)
+    bare: dict[str, set[int]] = field(default_factory=dict)
+    texts: dict[str, int] = field(default_factory=dict)
+    short: int = 0
     unread: list[str] = field(default_factory=list)
 
-    def shared(self, texts: list[str]) -> tuple[Any, Any]:
-        """Return which benchmarks each text shares an n-gram with, and which only without numbers.
+    def add(self, name: str, text: str) -> None:
+        ngrams = ngrams_of(text, self.n)
+        self.texts[name] = self.texts.get(name, 0) + 1
+        self.short += not ngrams
+        self.ngrams.setdefault(name, set()).update(ngrams)
+        self.bare.setdefault(name, set()).update(ngrams_of(without_numbers(text), self.n))
 
-        Both are uint16, one a text, with a bit for each of SETS.
-        """
-        import numpy as np
+    def shared(self, text: str) -> tuple[list[str], list[str]]:
+        """Return which benchmarks a text shares an n-gram with, and which only without numbers."""
+        exact = sharing(self.ngrams, ngrams_of(text, self.n))
+        if exact or not NUMBER.search(text):
+            return exact, []
+        return exact, sharing(self.bare, ngrams_of(without_numbers(text), self.n))
 
-        from pipeline.data.ngrams import NUMBER
 
-        exact = self.ngrams.marks_of(texts)
-        variants = np.zeros_like(exact)
-        unmatched = [index for index in np.flatnonzero(exact == 0) if NUMBER.search(texts[index])]
-        if unmatched:
-            unmatched_texts = [texts[index] for index in unmatched]
-            variants[unmatched] = self.without_numbers.marks_of(unmatched_texts)
-        return exact, variants
-
-    def has_short(self, text: str) -> bool:
-        """Return True if a line of a row is a text that is too short for an n-gram.
-
-        The line may begin with a label and a colon.
-        """
-        from pipeline.data.ngrams import words_in
-
-        if not self.short:
-            return False
-        for line in text.splitlines():
-            if len(line) >= LONGEST:
-                continue
-            for part in (line, LABEL.sub("", line)):
-                if " ".join(words_in(part)) in self.short:
-                    return True
-        return False
+def sharing(known: dict[str, set[int]], ngrams: set[int]) -> list[str]:
+    return [name for name, of_benchmark in known.items() if not ngrams.isdisjoint(of_benchmark)]
 
 
 def folder_of(config: DataStage, data_root: Path | None) -> Path | None:
@@ -161,55 +138,13 @@ def fate_of_number_variants(config: DataStage, source: Source) -> str:
     return data.number_variants or ("count" if source.is_language_set else data.decontaminate)
 
 
-def dropping_marks(config: DataStage, source: Source, exact: Any, variants: Any) -> Any:
-    """Return the benchmarks, as bits, that cause a source to drop rows.
-
-    Args:
-        config: The configuration of the data run.
-        source: The source.
-        exact: The first result of `Known.shared`.
-        variants: The second result of `Known.shared`.
-    """
-    dropped = 0
-    for bit, name in enumerate(SETS):
-        if config.data.decontaminate == "drop" or name in (source.without or ()):
-            dropped |= 1 << bit
-    marks = exact & dropped
-    if fate_of_number_variants(config, source) == "drop":
-        marks = marks | variants
-    return marks
-
-
-def compared_with(
-    root: Path | None,
-    lock: Lock | None,
-    languages: Iterable[str] = (),
-    scored: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Return the benchmarks that rows are compared with, and their versions.
-
-    A file has its sha256. A set on the Hub (`hub_sources`) has its locked revision, or "" if it is
-    not locked.
-
-    Args:
-        root: The folder of the benchmarks. None: the Hub.
-        lock: The locked revisions.
-        languages: Languages besides MGSM's.
-        scored: The result of `scored_sets`.
-    """
-    pins: dict[str, str] = {}
-    if root is None:
-        for _, source in hub_sources(languages, scored):
-            pins[label_of(source)] = ""
-            entry = lock.entry(source) if lock else None
-            if entry:
-                pins[label_of(source)] = entry["revision"]
-    files = files_compared(root, scored or {})
-    digests = sha256_of(file for _, file in files.values())
-    for label in sorted(files):
-        _, file = files[label]
-        pins[label] = digests[file]
-    return pins
+def is_dropped(config: DataStage, source: Source, shared: list[str], variants: list[str]) -> bool:
+    """Return True if a source drops a row with these results of `Known.shared`."""
+    if variants and fate_of_number_variants(config, source) == "drop":
+        return True
+    if config.data.decontaminate == "drop":
+        return bool(shared)
+    return not set(shared).isdisjoint(source.without or ())
 
 
 def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tuple[str, Path]]:
@@ -236,34 +171,6 @@ def label_of(source: Source) -> str:
     return f"{source.hub} {part_of(source)}"
 
 
-def uncompared_benchmarks(run: Run[DataStage]) -> str:
-    """Return a warning if benchmarks were added or changed after a training set was built.
-
-    The result is "" if the set is not finished, or all benchmarks were compared.
-    """
-    config, manifest = run.config, read_manifest(run.folder)
-    data_root = run.parents["data_root"].folder if "data_root" in run.parents else None
-    if manifest is None or "benchmarks" not in manifest.facts:
-        return ""
-    if keeps_items_apart(config, data_root):
-        return ""
-    recorded, lock = manifest.facts["benchmarks"], read_lock(run.runs_dir)
-    folder = folder_of(config, data_root)
-    pins = compared_with(folder, lock, config.expert.languages, scored_sets(config))
-    later = []
-    for name, pin in pins.items():
-        if pin and recorded.get(name) != pin:
-            later.append(name)
-    if not later:
-        return ""
-    names = ", ".join(first_few(later, 3))
-    return (
-        f"The rows of {run.name} were not compared with {names}, which came after they were drawn."
-        " To compare them, build the set again: stage=data with its keys (stage=show"
-        f" run={run.name} lists them) and redo=true."
-    )
-
-
 def benchmark_ngrams(
     n: int,
     root: Path | None,
@@ -284,24 +191,13 @@ def benchmark_ngrams(
         PipelineError: A file is broken, or a benchmark on the Hub that shipped rows need cannot be
             read.
     """
-    from pipeline.data.ngrams import NgramSet, words_in
-
-    unread: list[str] = []
-    texts_by_name: dict[str, list[str]] = {name: [] for name in BENCHMARKS}
+    known = Known(n)
     pairs = of_file_texts(root, scored or {})
     if root is None:
-        pairs = chain(pairs, of_hub(lock, languages, scored, unread))
+        pairs = chain(pairs, of_hub(lock, languages, scored, known.unread))
     for name, text in pairs:
-        texts_by_name.setdefault(name, []).append(text)
-    counts = {name: len(texts) for name, texts in texts_by_name.items() if texts}
-    sets = [texts_by_name.pop(name) for name in BENCHMARKS]
-    sets.append(list(chain.from_iterable(texts_by_name.values())))
-    exact, without_numbers = (NgramSet(sets, n, bare) for bare in (False, True))
-    short = set()
-    for words in map(words_in, exact.short):
-        if len(words) >= FEWEST:
-            short.add(" ".join(words))
-    return Known(exact, without_numbers, counts, short, unread)
+        known.add(name, text)
+    return known
 
 
 def texts_of(name: str, row: Row) -> Iterator[tuple[str, str]]:
@@ -328,8 +224,7 @@ def of_file_texts(root: Path | None, scored: Mapping[str, str]) -> Iterator[tupl
                     row = json.loads(line)
                 yield from texts_of(name, row)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                kind, message = type(error).__name__, getattr(error, "msg", error)
-                problem = f"{kind} {message}"
+                problem = f"{type(error).__name__} {error}"
                 raise PipelineError(
                     f"{path}, line {number} cannot be compared with training rows ({problem})."
                     f" Replace the file by the Hub's {name}."
@@ -351,8 +246,7 @@ def of_hub(
                 if lock:
                     source, files = lock.source(source)
                 with readable_errors(label, source):
-                    rows, _ = open_rows(label, source, None, 0, files)
-                    for row in rows:
+                    for row in open_rows(source, None, 0, files):
                         yield from texts_of(name, row)
             except PipelineError as error:
                 if scored is None:

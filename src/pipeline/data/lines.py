@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from io import TextIOWrapper
 from itertools import chain, islice
@@ -23,17 +22,17 @@ Row = dict[str, Any]
 
 
 def read_files(
-    shards: Iterable[Iterable[str]], kind: str, separator: str, opener: Callable[..., Any]
+    files: Iterable[str], kind: str, separator: str, opener: Callable[..., Any]
 ) -> Iterator[Row]:
     """Read rows of UTF-8 files, with or without a byte order mark.
 
     Args:
-        shards: Lists of files.
+        files: Their paths or addresses.
         kind: csv, json or text (one line per row).
         separator: The separator of CSV.
         opener: A function like `open`, which may read URLs and archives.
     """
-    for path in chain.from_iterable(shards):
+    for path in files:
         with opener(path, "rb") as file:
             text = TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
             try:
@@ -51,37 +50,20 @@ def read_files(
 
 
 def read_objects(text: TextIO, path: str) -> Iterator[Row]:
-    """Read the object of each line that is not blank, or the objects of a list.
+    """Read the object of each line that is not blank, or the objects of one list.
 
-    The list may be the `data` of an object. Decimal numbers keep their text.
+    Decimal numbers keep their text.
     """
-    written = ((number, line) for number, line in enumerate(text, 1) if line.strip())
-    head = list(islice(written, 2))
-    lines = chain(head, written)
-    if _is_one_value([line.strip() for _, line in head]):
-        whole = "".join(line for _, line in lines)
-        for row in _listed(read_json(whole, path, f"line {head[0][0]}")):
+    lines = ((number, line) for number, line in enumerate(text, 1) if line.strip())
+    head = list(islice(lines, 1))
+    if head and head[0][1].lstrip().startswith("["):
+        whole = "".join(line for _, line in chain(head, lines))
+        for row in read_json(whole, path, f"line {head[0][0]}"):
             yield _checked_object(row, path, "an entry of its list")
-    else:
-        for number, line in lines:
-            row = read_json(line, path, f"line {number}")
-            yield _checked_object(row, path, f"line {number}")
-
-
-def _is_one_value(head: list[str]) -> bool:
-    """Return True if the first two lines are the start of one JSON value over several lines."""
-    if not head:
-        return False
-    first = head[0]
-    return len(head) == 1 or first.startswith("[") or first.endswith(("{", "[", ","))
-
-
-def _listed(whole: Any) -> list[Any]:
-    """Return the entries of a list, of an object's `data`, or an object as its only entry."""
-    listed = whole
-    if isinstance(whole, dict):
-        listed = whole.get("data")
-    return listed if isinstance(listed, list) else [whole]
+        return
+    for number, line in chain(head, lines):
+        row = read_json(line, path, f"line {number}")
+        yield _checked_object(row, path, f"line {number}")
 
 
 def _checked_object(row: Any, path: str, where: str) -> Row:
@@ -104,28 +86,24 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
     Columns without a name are dropped.
 
     Raises:
-        PipelineError: The file has no header, another separator, a repeated column or no row. Or a
-            row has another length than the header, or unbalanced quotation marks. The message has
-            the line, counted from 1.
+        PipelineError: A row has another length than the header, or unbalanced quotation marks. The
+            message has the line, counted from 1.
     """
     csv.field_size_limit((1 << 31) - 1)
     reader = csv.reader(text, delimiter=separator, strict=True)
     names: list[str] = []
-    any_row, line = False, 1
+    line = 1
     try:
         for row in reader:
             if not names:
                 names = row
-                _check_header(names, separator, path)
-            elif row and len(row) != len(names):
-                cells_found, needed = len(row), len(names)
-                shown = "a tab" if separator == "\t" else separator
-                raise PipelineError(
-                    f"{path}, line {line} has {cells_found} cells, and the header has {needed}."
-                    f" Write as many cells, and quote cells that contain {shown}"
-                )
             elif row:  # not a blank line
-                any_row = True
+                if len(row) != len(names):
+                    raise PipelineError(
+                        f"{path}, line {line} has {len(row)} cells, and the header has"
+                        f" {len(names)}. Write as many cells, and quote cells that contain the"
+                        " separator."
+                    )
                 cells = dict(zip(names, row, strict=True))
                 cells.pop("", None)
                 yield cells
@@ -135,18 +113,3 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
             f"{path}, line {line}: {error}. Quote cells that contain a carriage return, and double"
             " the quotation marks in them."
         ) from error
-    if not any_row:
-        missing = "a header and no rows" if names else "no header"
-        raise PipelineError(f"{path} has {missing}. Write a header and rows.")
-
-
-def _check_header(names: list[str], separator: str, path: str) -> None:
-    others = {*",;\t"} - {separator}
-    if len(names) == 1 and others & {*names[0]}:
-        raise PipelineError(
-            f"{path} has one column, {names[0]!r}. Separate its cells by commas, or by tabs in a"
-            " file named NAME.tsv."
-        )
-    for name, count in Counter(names).items():
-        if name and count > 1:
-            raise PipelineError(f"{path} has two columns {name!r}. Give each column another name.")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks.task_safety import refuse_card
 from pipeline.config.data import Source
 from pipeline.data.lines import read_files
 from pipeline.data.rows import Unusable, is_blank, is_text
@@ -46,9 +45,6 @@ FORMATS = {
 }
 
 
-Rows = tuple[Iterator[Row], list[str]]  # rows and their columns
-
-
 def open_source(
     name: str,
     source: Source,
@@ -70,23 +66,15 @@ def open_source(
     """
     required = [*source_columns(name, source), *filter(None, [language_column(source)])]
     with readable_errors(name, source):
-        rows, columns = open_rows(name, source, data_root, seed, locked)
-        rows = (with_nested(row, required) for row in rows)
+        rows = (with_nested(row, required) for row in open_rows(source, data_root, seed, locked))
         first = next(rows, None)
-        known = columns
-        if first is not None:
-            known = list(first)
-            rows = chain([first], rows)
-        missing = [column for column in required if column not in known]
-        if missing and columns:
-            raise _missing_columns(name, source, data_root, missing, columns)
-        first = next((row for row in rows if is_wanted(row, source)), None)
     if first is None:
-        in_language = f" in language {source.language}" if source.language else ""
         raise PipelineError(
-            f"source {name} has no rows{in_language}. Choose another file under data_root, or"
-            " another expert."
+            f"source {name} has no rows. Choose another file under data_root, or another expert."
         )
+    missing = [column for column in required if column not in first]
+    if missing:
+        raise _missing_columns(name, source, data_root, missing, list(first))
     return chain([first], rows)
 
 
@@ -107,12 +95,23 @@ def _missing_columns(
 
 
 def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Example | Unusable]:
-    """Yield for each row in the source's language its example, or why the row is unusable."""
+    """Yield for each row in the source's language its example, or why the row is unusable.
+
+    Raises:
+        PipelineError: No row is in the source's language, or a row cannot be read.
+    """
     required = source_columns(name, source)
+    is_empty = True
     with readable_errors(name, source):
         for row in rows:
             if is_wanted(row, source):
+                is_empty = False
                 yield example_of(row, source, required)
+    if is_empty:
+        raise PipelineError(
+            f"source {name} has no rows in language {source.language}. Choose another file under"
+            " data_root, or another expert."
+        )
 
 
 def example_of(row: Row, source: Source, columns: dict[str, bool]) -> Example | Unusable:
@@ -153,8 +152,8 @@ def with_nested(row: Row, columns: Iterable[str]) -> Row:
 
 
 def open_rows(
-    name: str, source: Source, data_root: Path | None, seed: int, locked: list[Path] | None
-) -> Rows:
+    source: Source, data_root: Path | None, seed: int, locked: list[Path] | None
+) -> Iterator[Row]:
     """Open the rows of a source like `open_source`, without checking them."""
     if data_root is not None:
         return of_files([str(local_file(source, data_root))], source, seed)
@@ -164,18 +163,27 @@ def open_rows(
         return of_files([source.url], source, seed)
     if source.hub is None:
         raise PipelineError(
-            f"source {name} is not on the Hub. Set data_root to a folder that has {source.file}."
+            f"{source.file} is not on the Hub. Set data_root to a folder that has it."
         )
     is_here = Path(source.hub).is_dir()
-    if is_here:
-        refuse_card(Path(source.hub))
     with nullcontext() if is_here else reach_or_offline(source.hub):
-        if source.files is not None:
-            return of_files([raw_files(source)], source, seed)
         from datasets import load_dataset_builder
+        from datasets.data_files import resolve_pattern
+        from datasets.packaged_modules.csv.csv import Csv
 
+        if source.files is not None:
+            return of_files(resolve_pattern(raw_files(source), ""), source, seed)
         builder = load_dataset_builder(source.hub, source.hub_config, revision=source.revision)
-        return of_builder(builder, source, seed, ("csv",))
+        if not isinstance(builder, Csv):
+            return of_builder(builder, source, seed)
+        files = builder.config.data_files
+        if source.split not in files:
+            raise unknown_split(source, [str(split) for split in files])
+        return of_lines("csv", builder.config.sep, files[source.split], source, seed)
+
+
+def unknown_split(source: Source, known: list[str]) -> ValueError:
+    return ValueError(f'Unknown split "{source.split}". Should be one of {known}.')
 
 
 def raw_files(source: Source) -> str:
@@ -187,7 +195,7 @@ def raw_files(source: Source) -> str:
     return f"hf://datasets/{source.hub}{revision}/{source.files}"
 
 
-def of_files(files: list[str], source: Source, seed: int) -> Rows:
+def of_files(files: list[str], source: Source, seed: int) -> Iterator[Row]:
     """Return rows of files by their format.
 
     Bitext is read as lines, because a single quotation mark is a letter in it.
@@ -196,21 +204,16 @@ def of_files(files: list[str], source: Source, seed: int) -> Rows:
         kind = "text"
     else:
         kind = source.format or format_of(files[0])
-    split, _, _ = source.split.partition("[")
-    separator = "\t" if kind == "csv" and ".tsv" in files[0] else ","
-    paths = [Path(file) for file in files]
-    as_lines = kind != "parquet"
-    if as_lines and all(path.suffix in FORMATS and path.is_file() for path in paths):
-        return of_lines(kind, separator, {split: [[file] for file in files]}, open, source, seed)
-    from datasets import load_dataset_builder
+    split, _, part = source.split.partition("[")
+    if kind == "parquet":
+        from datasets import load_dataset_builder
 
-    options = {}
-    if kind == "csv":
-        options = {"sep": separator}
-    builder = load_dataset_builder(kind, data_files={split: files}, **options)
-    if not builder.config.data_files[split]:
-        raise FileNotFoundError(files[0])
-    return of_builder(builder, source, seed, ("csv", "json", "text"))
+        builder = load_dataset_builder("parquet", data_files={split: files})
+        return of_builder(builder, source, seed)
+    if part:  # slices such as train[:10%] are not supported
+        raise unknown_split(source, [split])
+    separator = "\t" if ".tsv" in files[0] else ","
+    return of_lines(kind, separator, files, source, seed)
 
 
 def format_of(file: str) -> str:
@@ -224,43 +227,14 @@ def format_of(file: str) -> str:
     return formats[-1]
 
 
-def of_builder(builder: Any, source: Source, seed: int, as_lines: Container[str]) -> Rows:
-    """Return rows of a builder of `datasets`.
-
-    Files of the formats in `as_lines` are read by data/lines.py.
-    """
-    names = (base.__name__.lower() for base in type(builder).__mro__)  # builders are subclassed
-    kind = next((name for name in names if name in as_lines), None)
-    if kind:
-        return _lines_of_builder(kind, builder, source, seed)
+def of_builder(builder: Any, source: Source, seed: int) -> Iterator[Row]:
+    """Return rows of a builder of `datasets`."""
     if source.stream:
         loaded = builder.as_streaming_dataset(source.split)
-        columns = list(loaded.column_names or next(iter(loaded.take(1)), {}))
-        return with_label_names(in_shuffled_order(loaded, source, seed), loaded.features), columns
+        return with_label_names(in_shuffled_order(loaded, source, seed), loaded.features)
     builder.download_and_prepare()
     loaded = builder.as_dataset(source.split)
-    return with_label_names(unbatch(loaded), loaded.features), loaded.column_names
-
-
-def _lines_of_builder(kind: str, builder: Any, source: Source, seed: int) -> Rows:
-    import datasets
-    from datasets.utils.file_utils import xopen
-
-    config = datasets.DownloadConfig(
-        cache_dir=os.path.join(datasets.config.HF_DATASETS_CACHE, "downloads"),
-        use_etag=False,
-        extract_on_the_fly=True,
-        token=builder.token,
-    )
-    if source.stream:
-        manager = datasets.StreamingDownloadManager(download_config=config)
-    else:
-        manager = datasets.DownloadManager(download_config=config)
-    splits = {str(name): files for name, files in builder.config.data_files.items()}
-    read = manager.download_and_extract(splits.get(source.split, []))
-    shards = {name: [manager.iter_files(file) for file in read] for name in splits}
-    separator = getattr(builder.config, "sep", ",")
-    return of_lines(kind, separator, shards, xopen, source, seed)
+    return with_label_names(unbatch(loaded), loaded.features)
 
 
 def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
@@ -283,29 +257,37 @@ def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
 
 
 def of_lines(
-    kind: str, separator: str, splits: dict[str, Any], opener: Any, source: Source, seed: int
-) -> Rows:
+    kind: str, separator: str, files: list[str], source: Source, seed: int
+) -> Iterator[Row]:
     """Return rows of files that data/lines.py reads.
 
     The first row has the columns; a column that another row lacks is null there.
     """
-    split = source.split
-    if split not in splits:  # slices such as train[:10%] are not supported
-        raise ValueError(f'Unknown split "{split}". Should be one of {list(splits)}.')
-    read = partial(read_files, kind=kind, separator=separator, opener=opener)
-    rows: Iterator[Row] = read(splits[split])
+    read = partial(read_files, kind=kind, separator=separator, opener=opener_of(files))
+    rows: Iterator[Row] = read(files)
     if source.stream:
         from datasets import IterableDataset
 
-        stream = IterableDataset.from_generator(read, gen_kwargs={"shards": splits[split]})
+        stream = IterableDataset.from_generator(read, gen_kwargs={"files": files})
         rows = in_shuffled_order(stream, source, seed)
+    if kind != "json":
+        return rows
     first = next(rows, {})
     names = dict.fromkeys(first)
-    if first:
-        rows = chain([first], rows)
-    if kind == "json":
-        rows = ({**names, **row} for row in rows)
-    return rows, list(names)
+    whole = chain([first] if first else [], rows)
+    return ({**names, **row} for row in whole)
+
+
+def opener_of(files: list[str]) -> Callable[..., Any]:
+    """Return `open` for plain local files, and otherwise a function that unpacks and downloads."""
+    paths = [Path(file) for file in files]
+    if all(path.suffix in FORMATS and path.is_file() for path in paths):
+        return open
+    from datasets import StreamingDownloadManager
+    from datasets.utils.file_utils import xopen
+
+    manager = StreamingDownloadManager()
+    return lambda file, mode: xopen(manager.extract(file), mode)
 
 
 def in_shuffled_order(stream: Any, source: Source, seed: int) -> Iterator[Row]:
@@ -335,8 +317,6 @@ def local_file(source: Source, data_root: Path) -> Path:
             f"data_root={data_root} has no {file}. Put the file there, or leave data_root out to"
             " use the Hub."
         )
-    if path.stat().st_size == 0:
-        raise PipelineError(f"{path} is empty. Write its rows.")
     return path
 
 
@@ -370,58 +350,24 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return errors
 
 
-# A pattern in the messages or classes of the errors -> the problem and the remedy. The first
-# pattern that matches counts.
-CAUSES = {
-    "Dataset scripts are no longer supported": (
-        "has a loading script, which datasets refuses. Set {knob}.files to a "
-        "pattern of its raw files, or {knob}.revision=refs/convert/parquet."
-    ),
-    "gated dataset|GatedRepoError": (
-        "is gated. Accept its terms on its page and log in (hf auth login, or HF_TOKEN)."
-    ),
-    r"BuilderConfig '([^']*)' not found. Available: (\[[^\]]*\])": (
-        "has no configuration {0}; there are {1}. If {0} is a split, set {knob}.split={0}."
-    ),
-    "Config name is missing": "has several configurations. Set {knob}.hub_config ({words}).",
-    r'Unknown split "([^"]*)"\. Should be one of (\[[^\]]*\])': (
-        "has no split {0}; there are {1}. Set {knob}.split."
-    ),
-    "Bad split": "has no split {split}: {words}. Set {knob}.split.",
-    "Revision '([^']*)' doesn't exist": (
-        "has no revision {0} any more. Run stage=prefetch again with prefetch.update=true."
-    ),
-    "OfflineMode|ConnectionError|ConnectError": (
-        "cannot be reached ({last}). Run the same keys with stage=prefetch on a machine that "
-        "reaches it, or set data_root=FOLDER to read local files."
-    ),
-    "codec can't decode|[iI]nvalid UTF": (
-        "is not UTF-8 text. Convert the file, or leave the source out."
-    ),
-    "DatasetNotFoundError": "is not on the Hub, or hidden from you: {words}",
-    "FileNotFoundError|DataFilesNotFoundError|EmptyDatasetError|StopIteration": (
-        "has no such files ({words}). Check {knob}.hub, {knob}.files and {knob}.file."
-    ),
-    "ArrowInvalid|DatasetGenerationError|BadGzipFile|EOFError|CastError": (
-        "could not be read ({words}). The file may be incomplete: fetch it again."
-    ),
-    "": "could not be loaded: {words}. To read local files, set data_root=FOLDER.",
-}
+UNREACHABLE = re.compile("OfflineMode|ConnectionError|ConnectError")
 
 
 def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     """Return the reason why a source could not be read, and the remedy."""
     errors = causes_of(error)
-    last = one_line(without_credentials(str(error)))
-    words = one_line(without_credentials(" ".join(map(str, errors))))
+    words = one_line(without_credentials(" ".join(map(str, errors))))[:300].rstrip(".")
     classes = " ".join(type(cause).__name__ for cause in errors)
     address = without_credentials(source.hub or source.url or source.file)
-    facts = {"knob": f"expert.sources.{name}", "split": source.split}
-    facts |= {"words": words[:200], "last": last[:200]}
-    problem = ""
-    for pattern, sentence in CAUSES.items():
-        match = re.search(pattern, f"{words} {classes}")
-        if match:
-            problem = sentence.format(*match.groups(), **facts)
-            break
-    return f"source {name} ({address}) {problem}"
+    if UNREACHABLE.search(f"{words} {classes}"):
+        last = one_line(without_credentials(str(error)))[:200]
+        return (
+            f"source {name} ({address}) cannot be reached ({last}). Run the same keys with"
+            " stage=prefetch on a machine that reaches it, or set data_root=FOLDER to read local"
+            " files."
+        )
+    return (
+        f"source {name} ({address}) could not be loaded ({type(error).__name__}): {words}. Correct"
+        f" expert.sources.{name}, log in to the Hub if the set is gated (hf auth login), or set"
+        " data_root=FOLDER to read local files."
+    )

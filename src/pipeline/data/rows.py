@@ -34,10 +34,6 @@ UNUSABLE: dict[Unusable, str] = {
     "no_calculation": "a solution without an annotated calculation",
     "too_long": "calculations of more than 64 characters",
 }
-IN_PART = (  # about a conversation that is kept
-    "turns are left out: before the first question, from an empty turn on, or after the last answer"
-    " to train on"
-)
 
 
 def read_jsonl(path: Path) -> list[Any]:

@@ -42,15 +42,6 @@ INSTRUCTIONS = (
     "Give the {target} translation of the {source} sentence.\n{text}",
     "{source}: {text}\nWrite it in {target}.",
 )
-# letters that text in a language must contain; other languages here use Latin letters
-SCRIPTS = {
-    "bn": "[\u0980-\u09ff]",
-    "te": "[\u0c00-\u0c7f]",
-    "th": "[\u0e00-\u0e7f]",
-    "ja": "[\u3040-\u30ff\u4e00-\u9fff]",
-    "zh": "[\u4e00-\u9fff]",
-    "ru": "[\u0400-\u04ff]",
-}
 
 
 # --- the datasets ---
@@ -142,18 +133,6 @@ def messages_in(row: Row, source: Source) -> list[Message] | Unusable:
     if len(cells) == 1:
         return messages_of(cells[0])
     return messages_of(list(chain.from_iterable(map(turns_in, cells))))
-
-
-def is_kept_in_part(row: Row, source: Source) -> bool:
-    """Return True if a conversation is kept without some of its turns, as `IN_PART` says."""
-    messages = messages_in(row, source)
-    if isinstance(messages, str):
-        return False
-    turns = whole_turns(messages, source.turns)
-    written = [message for message in messages if message["content"].strip()]
-    answers = sum(turn["role"] == "assistant" for turn in turns)
-    all_wanted = answers == source.turns or len(written) == len(turns)
-    return bool(turns) and (written[: len(turns)] != turns or not all_wanted)
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:

@@ -17,7 +17,7 @@ from pipeline.config.stages import DataStage
 from pipeline.data import benchmarks, small_world, union
 from pipeline.data.card import summarize_counts, write_card
 from pipeline.data.draw import draw_rows
-from pipeline.data.mixture import filter_candidates, gather_candidates, open_sources
+from pipeline.data.mixture import gather_rows, open_sources
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import Lock, read_lock
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Write the data of a run into `work` and return the counts of its card."""
-    config, facts = run.config, dict[str, Any]()
+    config = run.config
     world, items, union_of = config.expert.world, config.expert.items, config.expert.union
     counts: dict[str, Any]
     if world is not None:
@@ -43,18 +43,12 @@ def make(run: Run[DataStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     else:
         root = run.parents["data_root"].folder if "data_root" in run.parents else None
         lock = read_lock(run.runs_dir)
-        folder, scored = benchmarks.folder_of(config, root), benchmarks.scored_sets(config)
-        # before the benchmarks are read, so that later changes are noticed
-        pins = benchmarks.compared_with(folder, lock, config.expert.languages, scored)
         if benchmarks.keeps_items_apart(config, root):
             data = replace(config.data, decontaminate="count", number_variants="count")
             config = replace(config, data=data)
         counts = make_training_set(config, root, work, lock)
-        for label in counts.pop("unread", []):
-            pins.pop(label, None)
-        facts["benchmarks"] = pins
     tracker.summary(counts)
-    return {"counts": counts, **facts}
+    return {"counts": counts}
 
 
 def make_training_set(
@@ -73,8 +67,7 @@ def make_training_set(
     known = benchmarks.benchmark_ngrams(
         config.data.ngram, folder, lock, config.expert.languages, scored=scored
     )
-    candidates, counts = gather_candidates(config, known, opened)
-    usable = filter_candidates(config, candidates, counts)
+    usable, counts = gather_rows(config, known, opened)
     named = {name: [(name, line) for line in lines] for name, lines in usable.items()}
     drawn = draw_rows(config, named)
     if not drawn["train"]:
@@ -95,6 +88,4 @@ def make_training_set(
             "no benchmark files were found to compare with. Set data.benchmarks=FOLDER.",
             file=sys.stderr,
         )
-    if known.unread:
-        counts["unread"] = known.unread
     return counts

@@ -78,24 +78,20 @@ def write_union(
     """
     united, left_out = unite_sets(sets, sides, seed)
     counts: dict[str, Any] = {}
-    by_side = {}
+    taken = Counter[str]()
     for part, rows in united.items():
         counts[part] = len(rows)
-        by_side[part] = Counter(row["side"] for row in rows)
+        taken.update(row["side"] for row in rows)
         write_rows(work / f"{part}.jsonl", rows)
     table = []
     for expert, side in sides.items():
-        taken = [numbers[side] for numbers in by_side.values()]
-        counts[expert] = {"taken": sum(taken), "left_out": left_out[expert]}
-        numbers = map(str, (*taken, left_out[expert]))
-        table.append([expert, sets[expert].name, side, *numbers])
-    dropped = "dropped: the other's validation rows"
-    head = ("expert", "data run", "side", "training rows", "for validation", dropped)
+        counts[expert] = {"taken": taken[side], "left_out": left_out[expert]}
+        table.append([expert, sets[expert].name, side, str(taken[side]), str(left_out[expert])])
+    head = ("expert", "data run", "side", "rows", "dropped: the other's validation rows")
     order = "one after the other" if seed is None else f"shuffled once (seed {seed})"
-    train, validation = counts["train"], counts["validation"]
     summary = (
-        f"{train} training rows, {validation} for validation: the union of the sets below, {order}."
-        " Their own cards say what they are made of."
+        f"{counts['train']} training rows, {counts['validation']} for validation: the union of the"
+        f" sets below, {order}."
     )
     lines = ["# Joint training set", "", summary, "", *markdown_table(head, table)]
     (work / "data_card.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -19,7 +19,7 @@ from lm_eval.tasks import TaskManager
 
 from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.evaluation import Eval, is_sampled
-from pipeline.errors import PipelineError, first_line, suggest
+from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.model import DRAW
 from pipeline.evaluate.tasks import data_sets
 from pipeline.evaluate.templates import RefusedTemplate, remember_places
@@ -60,7 +60,7 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
 
     Raises:
         PipelineError: Data can be read neither from the Hub, which is asked once, nor from its
-            cache. Or there are too few rows, or a user's task file misreads them.
+            cache. Or there are too few rows.
     """
     manager = TaskManager(include_defaults=False)
     refusal_of_set = functools.cache(reach.refusal_of_set)
@@ -82,8 +82,6 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
         except Exception as error:  # datasets raises whatever its readers and the network raise
             raise _unreadable(spec, error, bool(sets), refusals) from error
         _refuse_too_few_rows(spec, tasks[-1])
-        if spec.own_folder:
-            _refuse_misread_rows(spec, tasks[-1])
     return tasks
 
 
@@ -108,61 +106,13 @@ def _unreadable(
     problem = first_line(cause)
     if refusals and not isinstance(cause, PipelineError):
         problem = f"{refusals[0]}; its cache here has none"
-    remedy = _data_remedy(spec, on_hub, bool(refusals))
-    return PipelineError(f"The data of {spec.name} cannot be read ({problem}). {remedy}.")
-
-
-def _data_remedy(spec: TaskSpec, on_hub: bool, is_refused: bool) -> str:
-    benchmark = spec.benchmark
-    remedy = "Write its files below data_root again"
+    remedy = "Correct its task file, or its rows below data_root"
     if on_hub:
         remedy = (
-            "Run stage=prefetch on a node that reaches the Hub, or set data_root to a folder that"
-            " has it"
+            "Run stage=prefetch on a node that reaches the Hub, log in if the set is gated, or set"
+            " data_root to a folder that has it"
         )
-    if on_hub and benchmark.gated:
-        return f"Accept the conditions of {benchmark.gated} on the Hub and log in. {remedy}"
-    if benchmark.of_harness and is_refused:
-        return f"{remedy} as harness/{spec.part or spec.task}/SPLIT.jsonl"
-    if spec.own_folder:
-        return "Correct its task file in eval.include_path, or the rows that it names"
-    if benchmark.of_harness:
-        return f"Give its rows the columns that the harness' {spec.task} reads"
-    return remedy
-
-
-def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
-    """Raise PipelineError if a user's task file names a missing column or a wrong target.
-
-    The harness takes the name of a missing column as text. It counts every answer as wrong if the
-    target is not among the choices, with only a warning.
-    """
-    of_choices = task.OUTPUT_TYPE == "multiple_choice"
-    for key in ["doc_to_text"] if of_choices else ["doc_to_text", "doc_to_target"]:
-        column = getattr(task.config, key)
-        if isinstance(column, str) and column.isidentifier() and column not in task.features:
-            raise PipelineError(
-                f"{spec.name}: {key}={column}, but the rows have no column {column}"
-                f" ({suggest(column, task.features)}). Correct its task file in eval.include_path,"
-                " or its rows."
-            )
-    if of_choices and not callable(task.config.process_results):
-        _refuse_wrong_targets(spec, task)
-
-
-def _refuse_wrong_targets(spec: TaskSpec, task: Any) -> None:
-    target_of = task.doc_to_text if task.multiple_input else task.doc_to_target
-    for number, row in enumerate(task.eval_docs, start=1):
-        choices = task.doc_to_choice(row)
-        targets = target_of(row)
-        for target in targets if isinstance(targets, list) else [targets]:
-            allowed = choices if isinstance(target, str) else range(len(choices))
-            if target not in allowed:
-                raise PipelineError(
-                    f"{spec.name}: the target of row {number}, {target!r}, is not among its"
-                    f" {len(choices)} choices (the first is 0). Correct its task file in"
-                    " eval.include_path, or its rows."
-                )
+    return PipelineError(f"The data of {spec.name} cannot be read ({problem}). {remedy}.")
 
 
 def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:

@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 
 from pipeline.config.stages import DataStage, EvalStage, TrainStage, trains
 from pipeline.config.training import refuse_unknown_targets
-from pipeline.data.benchmarks import uncompared_benchmarks
 from pipeline.data.draw import draw_rows
 from pipeline.data.mixture import refuse_unusable
 from pipeline.errors import PipelineError
@@ -38,7 +37,6 @@ from pipeline.hub.models import local_folder
 from pipeline.models.checkpoint import Checkpoint, is_adapter
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.models.skeleton import check_shapes
-from pipeline.progress import warn
 from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Folder, Parent, Run
 from pipeline.stages.evaluation import is_bundle
@@ -57,20 +55,12 @@ Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # caches of model_
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
     """Return one sentence for each training or data run that cannot run.
 
-    Causes are a missing library, LoRA targets that the base does not have, and too few rows. A
-    finished training set that was never compared with a newer benchmark gives a warning.
+    Causes are a missing library, LoRA targets that the base does not have, and too few rows.
 
     `remaining` has the hashes of the unfinished runs.
     """
     problems: list[str] = []
-    unfinished = []
-    for run in runs:
-        if run.hash in remaining:
-            unfinished.append(run)
-        elif isinstance(run.config, DataStage):
-            sentence = uncompared_benchmarks(run)
-            if sentence:
-                warn(sentence)
+    unfinished = [run for run in runs if run.hash in remaining]
     for run in unfinished:
         if isinstance(run.config, TrainStage):
             try:

@@ -130,7 +130,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     """Return the data_root as a parent: a data run, or a folder identified by the sources' files.
 
     Without a data_root, the sources on this disk are the parents. Benchmarks that rows are compared
-    with are recorded (data/benchmarks.py), but not hashed.
+    with are not hashed.
     """
     if config.expert.world is not None:
         return {}

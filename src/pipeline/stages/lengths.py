@@ -85,7 +85,7 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Return the rows of a file of JSON, CSV or TSV. Raises PipelineError like the data run."""
     kind = "json" if file.suffix in (".jsonl", ".json") else "csv"
     separator = "\t" if file.suffix == ".tsv" else ","
-    return read_files([[str(file)]], kind, separator, open)
+    return read_files([str(file)], kind, separator, open)
 
 
 @lru_cache(maxsize=1024)
