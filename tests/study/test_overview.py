@@ -162,18 +162,12 @@ def test_packed_rows_that_are_not_there_are_what_is_to_fix(world: Path, tmp_path
     assert refused.endswith(told) and world.name in text and "Next: fix it" in text
 
 
-def test_lines_and_keys_come_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_lines_come_when_they_are_asked_for(tmp_path: Path) -> None:
     words = ("table=sandbox", f"runs_dir={tmp_path}")
     plain, _ = planned(*words)
     listed, _ = planned(*words, "plan.lines=2")
-    keys, _ = planned(*words, "plan.keys=true")
     assert listed.startswith(plain) and "and 66 more; plan.lines=68 lists all" in listed
     assert "claim sandbox_swap_base: minimum detectable difference 7.9 points" in listed
-    assert (
-        keys.startswith(plain)
-        and "every: in run hashes: model, data_root; not in run hashes: threads" in keys
-    )
-    assert "run hashes" not in plain + listed
 
 
 def test_a_command_has_the_same_screen(tmp_path: Path) -> None:

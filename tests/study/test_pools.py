@@ -111,11 +111,6 @@ def test_a_draw_is_of_its_seed_and_its_labels_name_the_members() -> None:
         ("[math, qac, qaa]", "[math, qac, math]", ["math twice"]),
         ("[math, qac, qaa]", "[mth, qac, qaa]", ["{subset}", "'mth'", "did you mean math"]),
         ("size: 2", "sizes: 2", ["unknown word sizes", "size"]),
-        (
-            '"{subset}"}',
-            '"{subset}", seed: "{subset}"}',
-            ["{subset}", "merge.experts", "seed", "Use two axes"],
-        ),
     ],
 )
 def test_a_draw_that_cannot_be_is_one_sentence(

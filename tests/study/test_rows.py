@@ -371,10 +371,6 @@ def test_what_a_derived_table_no_longer_uses_of_its_parent_is_no_error() -> None
     assert score.words["eval.dtype"] == "float32" and not any(
         key.startswith("select") for key in score.words
     )
-    (note,) = plan(f"{DERIVED}every: {{select.eval.dtype: float32}}\n").notes
-    assert (
-        note == "every: no run of this table reads select.eval.dtype, which stage=select would read"
-    )
 
 
 def test_too_many_combinations_of_axes_are_refused_before_they_are_expanded() -> None:

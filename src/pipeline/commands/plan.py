@@ -43,7 +43,6 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
 from pipeline.stages.training import about_default_rate
-from pipeline.tables.overrides import describe_every_keys
 from pipeline.tables.planned_runs import Planning, expanded_text
 from pipeline.text import align_columns, pluralize
 from pipeline.train.memory import emulated
@@ -52,8 +51,7 @@ from pipeline.train.memory import emulated
 def show_plan(config: PlanStage) -> str:
     """Show what is decided before the runs of a table or of a command begin.
 
-    The overview has 24 lines. plan.lines adds all runs and notes; plan.keys adds the keys in
-    hashes.
+    The overview has 24 lines. plan.lines adds all runs and notes.
 
     Raises:
         PipelineError: some runs cannot be planned or evaluated, or exceed plan.gpu, plan.gpus or
@@ -90,7 +88,7 @@ def show_table_plan(config: PlanStage) -> str:
         text, rows = detectable
         compared.append(text)
         details += align_columns(rows, range(1, 9))
-    know = planning.plan.notes + other_bases(planning) + mixed_dtypes(planning)
+    know = other_bases(planning) + mixed_dtypes(planning)
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
     if published:
         compared.append(f"{pluralize(published, 'cell')} with a published number")
@@ -112,8 +110,6 @@ def show_table_plan(config: PlanStage) -> str:
         without=without,
     )
     appendix = detectable_claims(planning)
-    if config.plan.keys:
-        appendix += describe_every_keys(planning, runs)
     return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting)
 
 
@@ -162,7 +158,7 @@ def plan_text(
         runs: all runs of the plan, parents first.
         reasons: hash -> why a run is computed.
         overview: the parts that are known already.
-        appendix: further lines for plan.lines and plan.keys.
+        appendix: further lines for plan.lines.
         free_snapshots: delete snapshots after their ranking.
         waiting: evaluations whose model is still to be chosen.
 
@@ -219,7 +215,7 @@ def plan_text(
         if know:
             lines += [*know, ""]
         lines += show_runs(runs, history, reasons, config.plan.lines)
-    if config.plan.lines or config.plan.keys:
+    if config.plan.lines:
         lines += appendix
     text = "\n".join(lines)
     if fix:

@@ -38,6 +38,7 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
         " (docs/reference/merging.md)"
     ),
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
+    "plan.keys": "every.KEY=VALUE with stage=plan shows which runs are no longer cached",
     "plan.prompts": "an evaluation measures its prompts before it loads the weights",
     "export.format=lm_eval": "answers.parquet and results.csv of the report have the same answers",
     "report.fewer": "stage=report always writes the page of what is finished now",

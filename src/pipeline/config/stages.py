@@ -315,7 +315,6 @@ class Plan(Knobs):
     gpu: str | None = knob(None, options=CARDS)
     gpus: int = knob(1, ge=1)
     lines: int = knob(0, ge=0)  # list this many runs, and all notes in full
-    keys: bool = False  # also list which keys of `every` enter run hashes
     expand: bool = (
         False  # only print the full table as YAML: inherited keys filled in, a study expanded
     )

@@ -137,7 +137,6 @@ class Expansion:
             if slot.meet and self.has_cell(row.side, column):
                 self.add_cell(slot)
         plan.scores = list(self.scores)
-        plan.notes = self.specs.notes
         for cell in list(plan.cells.values()):
             if any((row, cell.column) not in plan.cells for row in cell.of):
                 del plan.cells[cell.row, cell.column]
@@ -149,7 +148,6 @@ class Expansion:
                 plan.controls.append((merge, entry.name))
         self.refuse_primary()
         self.refuse_unknown("family, baselines", (*table.family, *table.baselines))
-        self.refuse_unprinted()
         return plan
 
     def refuse_primary(self) -> None:
@@ -366,31 +364,7 @@ class Expansion:
             printed = papers.is_printed(*number)
         except PipelineError as error:
             raise slot.refuse(str(error)) from None
-        if printed:
-            return number
-        self.table_plan.unprinted.append(number)
-        return None
-
-    def refuse_unprinted(self) -> None:
-        """Raise PipelineError for a published table that no cell uses, because a name is wrong.
-
-        An inherited one may be about rows that this table does not have.
-        """
-        if "published" in self.table.inherited:
-            return
-        tables_used = set()
-        for cell in self.table_plan.cells.values():
-            if cell.published:
-                tables_used.add(cell.published[0])
-        for key, row, column in self.table_plan.unprinted:
-            known = papers.published_rows(key)
-            if key in tables_used or not known:
-                continue
-            kind, name = "row", row
-            if row in known:
-                kind, name, known = "column", column, papers.published_table(key)["columns"]
-            problem = f"{key} has no {kind} {name!r}: {suggest(name, known)}"
-            raise self.table.refuse("published", problem)
+        return number if printed else None
 
     # --- what is scored ---
 

@@ -155,8 +155,6 @@ class TablePlan:
         cells: Without empty places.
         compare: Pairs of columns, or of rows.
         controls: Pairs of a merge and its control, as in `compare`.
-        unprinted: Rows and columns that a published table lacks.
-        notes: Notes on `every`.
         trainings: model -> the trainings behind it, cached.
     """
 
@@ -170,6 +168,4 @@ class TablePlan:
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     compare: list[tuple[str, str]] = field(default_factory=list)
     controls: list[tuple[str, str]] = field(default_factory=list)
-    unprinted: list[Published] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     trainings: dict[str, frozenset[str]] = field(default_factory=dict)

@@ -88,7 +88,6 @@ class Specs:
         self.axes = table.axes
         self.made: dict[str, Spec] = {}  # parents first
         self._axes_of: dict[str, Axes] = {}
-        self.notes: list[str] = []  # on `every`
         mistakes = Mistakes()
         for row in table.runs.values():
             self.refuse_unread(row, mistakes)
@@ -96,7 +95,6 @@ class Specs:
         mistakes.report()
         for name in self.runs:
             self.axes_of(name)
-        self.refuse_two_uses()
 
     # --- every ---
 
@@ -104,65 +102,46 @@ class Specs:
         """Return the runs with the settings of `every` that their stages read.
 
         A run's setting has priority. A RUN in `every` is not added to the run that it names, nor to
-        the ancestors of that run. A key that no stage knows is a mistake. A key that no run of this
-        table reads is noted, unless it is inherited.
+        the ancestors of that run. A key that no stage knows is a mistake.
         """
         defaults, specs = self.table.every, {}
         ancestors = {}
         for key, value in defaults.items():
             ancestors[key] = with_ancestors(runs, [ref.run for ref in references_in({key: value})])
-        unread = set()
-        for key in defaults:
-            if key not in self.table.inherited and not self.read_by_eval(key):
-                unread.add(key)
+            if not any(self.reads_key(row, key) for row in runs.values()):
+                with mistakes.collected():
+                    self.refuse_unknown(key)
         for name, row in runs.items():
             settings: Words = {}
             for key, value in defaults.items():
-                if self.reads_key(row, key):
-                    unread.discard(key)
-                    if name not in ancestors[key]:
-                        settings[key] = value
+                if self.reads_key(row, key) and name not in ancestors[key]:
+                    settings[key] = value
             specs[name] = TableRun(name, row.kind, {**settings, **row.words})
             if row.kind == "base" and "model" not in settings:
                 raise self.table.refuse(
                     f"run {name!r}", "it is empty, the model of every, and every names no model"
                 )
-        for key in sorted(unread):
-            with mistakes.collected():
-                self.note_unread(key)
         return specs
 
-    def note_unread(self, key: str) -> None:
-        """Note a key of `every` that no run of this table reads.
-
-        Raises:
-            PipelineError: If the command reads it, or no stage.
-        """
+    def refuse_unknown(self, key: str) -> None:
+        """Raise PipelineError for a key of `every` that only the command reads, or no stage."""
         if key.partition(".")[0] in OF_COMMAND:
             problem = (
                 f"{key} is not of the runs but of the command. Leave it out here, and write"
                 f" {key}=VALUE there."
             )
             raise self.table.refuse("every", problem)
-        # without the keys inside a mapping: expert.sources.own.url
-        knob_name = ".".join(key.split(".")[:2])
         known: set[str] = set()
-        readers = []
         for name, kind in conf.OWN_STAGES.items():
             if issubclass(kind, RunStage):
-                keys = keys_of(name)
-                known.update(keys)
-                if knob_name in keys:
-                    readers.append(f"stage={name}")
-        if not readers:
+                known.update(keys_of(name))
+        # without the keys inside a mapping: expert.sources.own.url
+        if ".".join(key.split(".")[:2]) not in known:
             near = close_matches(key, sorted(known))
             remedy = "leave it out"
             if near:
                 remedy = f"did you mean {' or '.join(near)}?"
             raise self.table.refuse("every", f"no stage has a key {key}: {remedy}")
-        self.notes.append(
-            f"every: no run of this table reads {key}, which {' and '.join(readers)} would read"
-        )
 
     def reads_key(self, row: TableRun, key: str) -> bool:
         group = key.partition(".")[0]
@@ -284,29 +263,6 @@ class Specs:
             if MEMBERS in words:
                 return axis
         return None
-
-    def refuse_two_uses(self) -> None:
-        """Raise PipelineError for an axis that names runs in one place and is text in another."""
-        naming: dict[Placeholder, str] = {}
-        texts: dict[Placeholder, str] = {}
-        for name, row in self.runs.items():
-            where = f"run {name!r}"
-            for key, value in row.words.items():
-                place = f"{key} of {where}"
-                if not isinstance(value, Names):
-                    texts |= dict.fromkeys(find_placeholders(value), place)
-                    continue
-                for item in value.items:
-                    if isinstance(item, str) and self.possible_references(where, item):
-                        naming |= dict.fromkeys(find_placeholders(item), place)
-        for placeholder in naming.keys() & texts.keys():
-            axis, axis_key = placeholder
-            word = f"{axis}.{axis_key}" if axis_key else axis
-            as_run, as_text = naming[placeholder], texts[placeholder]
-            is_step = re.search(rf"@\{{{re.escape(word)}\}}", as_run)
-            if not is_step:
-                uses = f"{{{word}}} names runs in {as_run} and is text in {as_text}"
-                raise self.table.refuse(f"axis {axis!r}", f"{uses}. Use two axes.")
 
     def axes_of(self, name: str, above: tuple[str, ...] = ()) -> Axes:
         """Return the axes of a run and of its inputs, in the table's order."""

@@ -64,7 +64,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError, suggest
 from pipeline.tables.subsets import draw_subsets, is_drawn
 from pipeline.tables.table_yaml import (
@@ -73,7 +72,6 @@ from pipeline.tables.table_yaml import (
     Find,
     dotted,
     merge_inherited,
-    parsed_yaml,
 )
 from pipeline.tables.words import Axes, Words, as_list, as_mapping, table_error
 
@@ -205,7 +203,6 @@ class Table:
         controls: As written: true, or names of runs.
         baselines: name -> sign.
         pooled: Axes over which each cell is a mean, unless the cell reduces them.
-        inherited: Axes, keys of `every` and `published` that only `defaults` have.
     """
 
     file: str
@@ -227,7 +224,6 @@ class Table:
     family: tuple[str, ...] = ()
     baselines: Words = field(default_factory=dict)
     pooled: Axes = ()
-    inherited: frozenset[str] = frozenset()
 
     def refuse(self, where: str, problem: str) -> PipelineError:
         return table_error(self.file, where, problem)
@@ -270,16 +266,7 @@ def read_table(text: str, file: str, find: Find, every: Words) -> Table:
     if isinstance(settings.get("seed"), list):
         pooled = add_seeds(raw, settings.pop("seed"), file)
     table = Reader(file, raw).build_table(settings)
-    written = parsed_yaml(text, file)
-    own_keys = {*every}
-    for key in ("axes", "every"):
-        own_keys.update(as_mapping(file, key, written.get(key)))
-    inherited = {*table.axes, *table.every} - own_keys
-    if "published" not in written:
-        inherited.add("published")
-    # the plan and the jobs read a machine even in a table without trainings
-    inherited.add(HARDWARE)
-    return replace(table, pooled=pooled, inherited=frozenset(inherited))
+    return replace(table, pooled=pooled)
 
 
 def refuse_consent(raw: Words, file: str) -> None:
