@@ -28,10 +28,11 @@ from pipeline.extras import vllm_backend
 from pipeline.extras.vllm_backend import VllmBackend, versions
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import merge_of_one, model_of
-from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.merge import Merging
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.manifest import read_manifest
 

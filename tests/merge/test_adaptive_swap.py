@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from small_models import stacked
 
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.adaptive_swap import AdaptiveSwap
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.checkpoint import Checkpoint
 
 Tensors = dict[str, torch.Tensor]

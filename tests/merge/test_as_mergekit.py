@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 from pipeline.config.merging import Merge
 from pipeline.config.training import Partition
 from pipeline.merge.adapters import open_source
-from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.merge import Merging
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.slerp import Slerp
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
+from pipeline.merge.open_merge import open_merge
 from pipeline.merge.ties import kept_count
 from pipeline.models.checkpoint import Checkpoint
 

@@ -18,12 +18,12 @@ from small_models import by_hand, stacked, swap
 from pipeline.__main__ import main
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors
 
 TIES = Ties(experts=["a", "b"])

@@ -9,8 +9,8 @@ import torch
 from as_torch import as_torch
 
 from pipeline.errors import PipelineError
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods import METHODS
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.anatomy import anatomy
 from pipeline.models.checkpoint import Checkpoint
 

@@ -11,9 +11,9 @@ from as_torch import as_torch
 from small_decoders import WITH_TOWERS, network
 
 from pipeline.config.training import Partition
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.anatomy import anatomy, towers
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.partition import sides_of_all

@@ -13,9 +13,10 @@ from small_decoders import network
 
 from pipeline.__main__ import main
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import Adapted, open_source, with_uniform_rank, write_adapter
-from pipeline.merge.merge import open_merge
+from pipeline.merge.adapters import Adapted, open_source
 from pipeline.merge.methods.soup import Soup
+from pipeline.merge.open_merge import open_merge
+from pipeline.merge.write_adapter import with_uniform_rank, write_adapter
 from pipeline.models.alike import arithmetic_settings
 
 

@@ -16,8 +16,8 @@ from small_decoders import network
 from pipeline.commands.table import make_table
 from pipeline.config.compose import compose
 from pipeline.merge.formulas import mean_change, row_changes
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.reset import Reset
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.report.cells import cell_result
 from pipeline.report.stored import StoredAnswers

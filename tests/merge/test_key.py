@@ -16,12 +16,12 @@ from test_adapters import lora  # noqa: F401
 from pipeline.config.compose import compose
 from pipeline.evaluate.store import merge_key, model_key
 from pipeline.merge.digests import known_digests, weights_key
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.slerp import Slerp
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
+from pipeline.merge.open_merge import open_merge
 from pipeline.merge.stage import merge_of
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
 from pipeline.runs.lineage import named_base

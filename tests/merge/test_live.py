@@ -12,12 +12,13 @@ from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.merge import live as module
 from pipeline.merge.live import Live, merge_of_one, model_of
-from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.merge import Merging
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
+from pipeline.merge.open_merge import open_merge
 from pipeline.merge.resident import keep_models_resident
 from pipeline.models import arrays
 from pipeline.models.checkpoint import Checkpoint

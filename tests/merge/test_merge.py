@@ -18,9 +18,9 @@ from small_models import TWO_LAYERS, by_hand, swap
 from pipeline.config.stages import MergeStage
 from pipeline.errors import PipelineError
 from pipeline.merge.formulas import mean_change
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.ties import Ties
+from pipeline.merge.open_merge import open_merge
 from pipeline.merge.stage import make
 from pipeline.merge.summary import plan_text
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, read_header, weights_root

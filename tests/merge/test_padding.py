@@ -15,11 +15,12 @@ from torch import Tensor
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import Live, model_of
-from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.merge import Merging
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.checkpoint import Checkpoint
 
 EMBEDDING, HEAD, LAYER = (

@@ -12,11 +12,11 @@ from small_models import stacked
 
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.reset import Reset
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.checkpoint import Checkpoint
 
 

@@ -12,8 +12,8 @@ from small_models import TWO_LAYERS, by_hand
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
 from pipeline.merge.live import model_of
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.slerp import Slerp
+from pipeline.merge.open_merge import open_merge
 from pipeline.models import arrays
 from pipeline.models.checkpoint import Checkpoint
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from small_models import stacked
 
 from pipeline.errors import PipelineError
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.dare import Dare
 from pipeline.merge.methods.model_stock import ModelStock
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.checkpoint import Checkpoint
 
 

@@ -9,8 +9,8 @@ from as_torch import as_torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import PipelineError
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.ties import Ties
+from pipeline.merge.open_merge import open_merge
 from pipeline.merge.ties import elected_mean, kept_count, kth_largest
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.runs.manifest import read_manifest

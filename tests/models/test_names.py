@@ -15,8 +15,8 @@ from small_decoders import network
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import open_source
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.soup import Soup
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.arrays import matrix
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.load import load_model

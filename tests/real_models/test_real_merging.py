@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from pipeline.config.compose import compose
 from pipeline.merge.adapters import open_source
 from pipeline.merge.live import model_of
-from pipeline.merge.merge import open_merge
+from pipeline.merge.open_merge import open_merge
 from pipeline.merge.resident import keep_models_resident
 from pipeline.models.checkpoint import Checkpoint
 

@@ -21,8 +21,8 @@ from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.files import fingerprints
 from pipeline.merge.digests import known_digests
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, weights_root
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import Ancestor, Manifest, read_manifest

@@ -24,10 +24,10 @@ from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.live import Live
-from pipeline.merge.merge import open_merge
 from pipeline.merge.methods.layer_swap import LayerSwap
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.ties import Ties
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.anatomy import anatomy, towers
 from pipeline.models.load import load_model
 from pipeline.models.names import is_embedding, tensor_names

@@ -31,8 +31,9 @@ from pipeline.evaluate.shown_scores import primary_of, score_line
 from pipeline.hub.publish import publish_folder, ready_for
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import check_sources
-from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
+from pipeline.merge.open_merge import open_merge
 from pipeline.models.checkpoint import DTYPES, is_adapter, read_json
 from pipeline.models.load import has_tokenizer
 from pipeline.models.skeleton import check_shapes

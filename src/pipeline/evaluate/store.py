@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.files import sha256
 from pipeline.hub.models import local_folder
-from pipeline.merge.adapters import root_of, write_adapter
+from pipeline.merge.adapters import root_of
 from pipeline.merge.digests import known_digests, weights_key
 from pipeline.merge.write import copy_files
+from pipeline.merge.write_adapter import write_adapter
 from pipeline.models.files import ADAPTER_CONFIG, DECIDING
 from pipeline.runs.lineage import base_folder
 from pipeline.runs.manifest import read_manifest

@@ -10,9 +10,11 @@ from pipeline.commands.export_model import base_given
 from pipeline.commands.model_card import model_folders
 from pipeline.config.stages import ExportStage
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import open_source, with_uniform_rank
-from pipeline.merge.merge import Merging, open_merge, why_dense
+from pipeline.merge.adapters import open_source
+from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
+from pipeline.merge.open_merge import open_merge, why_dense
+from pipeline.merge.write_adapter import with_uniform_rank
 from pipeline.runs.lineage import base_of
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import External, Parent

@@ -1,4 +1,4 @@
-"""Merges, decided from headers and computed a piece of a tensor at a time, to disk or into a model.
+"""Merges, computed a piece of a tensor at a time, to disk or into a model.
 
 `Merging.pieces(name)` computes a tensor for both. A whole model is never in memory. This module
 does not import torch, because a layer swap finishes before torch would be imported.
@@ -19,20 +19,15 @@ import numpy as np
 
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import Adapted, Source, combine_adapters, write_adapter
-from pipeline.merge.compatibility import (
-    as_decoders,
-    check_sources,
-    experts_of,
-    settle_positions,
-)
+from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, squared_norm, weighted_sum
-from pipeline.merge.padding import Padding, align_padding
+from pipeline.merge.padding import Padding
 from pipeline.merge.summary import Row, group_weights
 from pipeline.merge.weights import Weights
 from pipeline.merge.write import copy_files, make_readable, write_index, write_weights
+from pipeline.merge.write_adapter import write_adapter
 from pipeline.models import arrays
-from pipeline.models.anatomy import TOWER, anatomy, towers
+from pipeline.models.anatomy import anatomy
 from pipeline.models.checkpoint import DTYPES, ITEM_BYTES, TORCH_NAMES, TensorInfo
 
 if TYPE_CHECKING:
@@ -382,143 +377,3 @@ class Merging:
         copy_files(self.giver, folder, self.dtype, bool(self.adapter))
         make_readable(folder)
         return digests
-
-
-def open_merge(
-    config: Merge,
-    sources: Mapping[str, Source],
-    base: Source | None = None,
-    partition: Partition | None = None,
-    threads: int | None = None,
-) -> Merging:
-    """Decide a merge by reading headers only; weights by magnitude also read the experts.
-
-    Args:
-        config: the configuration of the method.
-        sources: the sources by role (`Merge.references`).
-        base: the model that the experts were trained from. By default it is an adapter's base.
-        partition: the layers of the sides.
-        threads: the number of threads.
-
-    Raises:
-        PipelineError: the sources do not fit each other or the method.
-    """
-    opened = {role: sources[role] for role in config.references()}
-    base = base or base_of_adapters(opened)
-    if base is not None:
-        opened["base"] = base
-    elif config.needs_base() or config.control:
-        raise PipelineError(
-            f"merge={config.method} needs merge.base, the model that the experts were trained from."
-        )
-    opened, padding = align_padding(as_decoders(opened), config.files_from)
-    check_sources(opened)
-    base = opened.get("base")
-    experts = experts_of(opened)
-    method: Linear | Computed = config.decide(experts, base, partition, threads)
-    controlled = config.controlled_roles()
-    if controlled:
-        assert base is not None
-        if method.weights:
-            method = Linear(weights_on_base(method.weights, controlled))
-        else:
-            experts |= dict.fromkeys(controlled, base)
-            method = config.decide(experts, base, partition, threads)
-    merge = Merging(config, experts, method, padding=padding, base=base)
-    if base is not None and reads_base(config, method):
-        merge.sources = {**experts, "base": base}
-    merge.note = settle_positions(merge.giver, opened)
-    _add_further_tensors(merge, experts_of(opened))
-    return _as_adapter(merge)
-
-
-def base_of_adapters(sources: Mapping[str, Source]) -> Source | None:
-    """Return the base of the first adapter, or None without an adapter."""
-    for source in sources.values():
-        if isinstance(source, Adapted):
-            return source.base
-    return None
-
-
-def reads_base(config: Merge, method: Linear | Computed) -> bool:
-    """Return True if the formula or a weight of the merge reads the base."""
-    if method.formula and config.needs_base():
-        return True
-    return any("base" in weights for weights in method.weights.values())
-
-
-def _add_further_tensors(merge: Merging, experts: Mapping[str, Source]) -> None:
-    """Add what the method does not decide to the plan: towers, padding, heads of later tokens."""
-    method, giver = merge.method, merge.giver_role
-    rows: list[Row] = []
-    beside = towers(merge.names)
-    if beside:
-        method.weights.update({name: {giver: 1.0} for name in beside})
-        if method.formula:
-            rows.append({"where": TOWER, "what": "all", "weights": {giver: 1.0}})
-    if merge.padding is not None:
-        rows.append(merge.padding.describe())
-    with_heads = [role for role, source in experts.items() if source.later_heads]
-    if with_heads:
-        left_out = f"left out: mtp.*, a head of later tokens that {' and '.join(with_heads)} stores"
-        rows.append({"where": "later tokens", "what": "all", "weights": {}, "formula": left_out})
-    if rows:
-        method.rows = [*method.rows, *rows]
-
-
-def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
-    """Return a merge's weights with the `controlled` experts' weights moved to the base."""
-    moved = {}
-    for name, row in weights.items():
-        kept = dict(row)
-        share = math.fsum(kept.pop(role) for role in row if role in controlled)
-        if share:
-            kept["base"] = kept.get("base", 0.0) + share
-        moved[name] = kept
-    return moved
-
-
-def why_dense(merge: Merging) -> str | None:
-    """Return why a merge is not an adapter of the base, or None if it is exactly one."""
-    adapters = []
-    for source in experts_of(merge.sources).values():
-        if not isinstance(source, Adapted):
-            return f"{source.folder.name} is a whole model, not an adapter"
-        adapters.append(source)
-    if merge.method.changes is None:
-        return f"merge={merge.config.method} does not give a weighted sum of adapters"
-    for adapter in adapters:
-        if adapter.replaced.infos:
-            tensor = min(adapter.replaced.infos)
-            return (
-                f"{adapter.folder.name} holds whole tensors, from modules_to_save, bias or a"
-                f" trained head ({tensor})"
-            )
-    if merge.dtype:
-        return f"merge.dtype={merge.dtype} rounds the merged weights"
-    return None
-
-
-def _as_adapter(merge: Merging) -> Merging:
-    """Return the same merge as an adapter on the base, if that is exact and wanted."""
-    form, method = merge.config.form, merge.method
-    why = why_dense(merge)
-    if form == "adapter" and why:
-        raise PipelineError(
-            f"merge.form=adapter is not possible: {why}. Leave it out, or set merge.form=dense."
-        )
-    if form == "dense" or why or method.changes is None:
-        return merge
-    adapter = combine_adapters(merge.sources, method.changes)
-    if not adapter.factors:
-        raise PipelineError(
-            "The merge equals the base, so the adapter would be empty. Choose fewer layers."
-        )
-    merge.adapter = adapter
-    merge.method = Computed(
-        lambda name: partial(adapter.rows, name),
-        method.rows,
-        changes=method.changes,
-        measured=method.measured,
-    )
-    return merge

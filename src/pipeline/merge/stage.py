@@ -16,7 +16,8 @@ from pipeline.merge.digests import (
     verify_sources,
     weights_key,
 )
-from pipeline.merge.merge import Merging, open_merge
+from pipeline.merge.merge import Merging
+from pipeline.merge.open_merge import open_merge
 from pipeline.merge.summary import plan_text
 from pipeline.merge.write import make_readable
 from pipeline.models.checkpoint import digest_tensors, weights_root
