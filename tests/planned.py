@@ -7,8 +7,8 @@ from typing import Any
 
 from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import ScoreRef, TablePlan
+from pipeline.tables.reader import read_table
 from pipeline.tables.run_specs import Ref
-from pipeline.tables.schema import read_table
 
 CONF = Path(__file__).parents[1] / "conf"
 TABLES = CONF / "tables"

@@ -14,7 +14,7 @@ from planned import TABLES, shipped
 
 from pipeline.config import conf
 from pipeline.config.compose import compose
-from pipeline.tables.schema import read_table
+from pipeline.tables.reader import read_table
 
 PAGE = Path(__file__).parents[2] / "docs/explanation/papers.md"
 WORD = re.compile(r"`([a-z][\w.]*)=([^`]+)`")

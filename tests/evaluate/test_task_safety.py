@@ -29,7 +29,7 @@ from pipeline.hub.lock import Lock
 from pipeline.limits import time_limit
 from pipeline.merge.write import refuse_link_outside
 from pipeline.models.load import load_config, load_tokenizer
-from pipeline.tables.schema import read_table
+from pipeline.tables.reader import read_table
 
 SHELL = "os.system('touch CODE_RAN')"
 CYCLER = "{{ cycler.__init__.__globals__." + SHELL + " }}{{q}}"

@@ -14,7 +14,7 @@ from pipeline.report.expression import evaluate, is_open_choice
 from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import ScoreRef, ScoreWords
 from pipeline.tables.run_specs import Ref
-from pipeline.tables.schema import read_table
+from pipeline.tables.reader import read_table
 
 TABLE = """
 name: small

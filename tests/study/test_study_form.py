@@ -20,7 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.runs.graph import order_runs
 from pipeline.stages.steps import training_rows
 from pipeline.tables.planned_runs import Planning
-from pipeline.tables.schema import read_table
+from pipeline.tables.reader import read_table
 from pipeline.tables.study import expand_study
 
 STUDY = {

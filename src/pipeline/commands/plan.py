@@ -43,7 +43,8 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
 from pipeline.stages.training import about_default_rate
-from pipeline.tables.planned_runs import Planning, expanded_text
+from pipeline.tables.planned_runs import Planning
+from pipeline.tables.table_files import expanded_text
 from pipeline.text import align_columns, pluralize
 from pipeline.train.memory import emulated
 

@@ -72,6 +72,6 @@ def overrides_of(config: TableStage) -> list[str]:
 
 
 def report_folder(config: TableStage) -> Path:
-    from pipeline.tables.planned_runs import load_table
+    from pipeline.tables.table_files import load_table
 
     return Path(config.runs_dir) / "reports" / load_table(config).name
