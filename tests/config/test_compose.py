@@ -215,9 +215,7 @@ REFUSED = {
     ),
     SOUP: "stage=merge needs merge.experts. Write merge.experts=[RUN,RUN]",
     EVAL: "checkpoint=x is not a finished run of runs: there are none",
-    "stage=eval eval=mgsm_2shot checkpoint=/no/where": (
-        "checkpoint=/no/where is not a folder. Name a finished run"
-    ),
+    "stage=eval eval=mgsm_2shot checkpoint=/no/where": ("checkpoint=/no/where is not a folder of "),
     "stage=eval eval=mgsm_2shot checkpoint=hub:": (
         "checkpoint=hub: is not a model on the Hub. Write hub:org/name"
     ),

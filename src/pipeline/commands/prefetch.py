@@ -107,19 +107,11 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
             with readable_errors(name, about):
                 step()
         except PipelineError as error:
-            say(f"{plain} failed: {error}")
-            failed.append(str(error))
-            continue
-        write_lock(path, lock)
+            failed.append(f"{plain} could not be fetched: {error}")
+        else:
+            write_lock(path, lock)
     if failed:
-        count = len(steps) + len(inputs.problems)
-        remedy = ""
-        if len(failed) < count:
-            remedy = f", the others are locked in {path}"
-        raise PipelineError(
-            f"{len(failed)} of {count} inputs could not be fetched{remedy}. Rerun the command for"
-            f" these. The first: {failed[0]}"
-        )
+        raise PipelineError(*failed)
     write_lock(path, lock)
     return path
 
