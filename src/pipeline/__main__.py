@@ -227,14 +227,13 @@ def refuse_flags(flags: Namespace, arguments: Sequence[str]) -> None:
         )
     if flags.cfg not in (None, "job"):
         raise PipelineError("--cfg shows the values of a command. Write --cfg job.")
-    for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("-")):
-        key = flag.lstrip("-")
-        instead = ""
-        if key in (*conf.groups(), "table", "languages", "seed", "runs_dir"):
-            instead = f", write {key}=VALUE"
-        raise PipelineError(
-            f"{flag} is not a flag of this program{instead}. The flags are {FLAGS}."
-        )
+    for argument in arguments:
+        if argument.startswith("-"):
+            flag = argument.partition("=")[0]
+            raise PipelineError(
+                f"{flag} is not a flag of this program. The flags are {FLAGS}. Write options as"
+                " KEY=VALUE."
+            )
 
 
 def show_values(arguments: list[str]) -> int:

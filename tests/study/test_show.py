@@ -114,8 +114,9 @@ def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: 
     (logs / "math-full-s0-aaaa.log").write_text("".join(f"line {number}\n" for number in range(50)))
     told = call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs", status=0)
     lines = told.out.splitlines()
-    assert lines[:2] == ["math-full-s0-aaaa", "stage=sft, failed: no room on the GPU"]
-    assert lines[3] == f"log: {logs}/math-full-s0-aaaa.log, the last 30 of 50 lines:"
+    log = logs / "math-full-s0-aaaa.log"
+    assert lines[:2] == ["math-full-s0-aaaa", f"stage=sft, failed: no room on the GPU; {log}"]
+    assert lines[3] == f"the last of 50 lines of {log}:"
     assert lines[4:] == [f"  line {number}" for number in range(20, 50)]
     (logs / "math-full-s0-aaaa.log").unlink()
     assert "has no log" in call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs").out

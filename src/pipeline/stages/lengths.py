@@ -136,6 +136,6 @@ def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float)
     """
     longest = []
     for rank in range(micro, rows + 1, micro):
-        place = min(len(lengths) - 1, len(lengths) * rank // (rows + 1))
+        place = int(len(lengths) * (rank - 0.5) / rows)
         longest.append(min(lengths[place], limit))
     return statistics.fmean(longest)
