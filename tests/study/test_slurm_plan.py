@@ -20,7 +20,6 @@ from small_runs import a_run, writes
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
-from pipeline.estimate.durations import History
 from pipeline.launch import attempts, in_process, resources, slurm, slurm_commands, worker
 from pipeline.launch.in_process import error_sentence
 from pipeline.launch.local import execute_here
@@ -744,38 +743,3 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
     with handle_signals(), pytest.raises(SystemExit) as ended:
         execute_here([run])
     assert ended.value.code == 1 and state.read_state(run.workplace)["last_line"].startswith(told)
-
-
-def test_an_array_asks_for_twice_its_estimate(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Up to the next hour, at most launcher.time, and that once a run was begun.
-
-    Its GPUs at once and its hours.
-    """
-    targets, seconds = site.plan(), {"child": 100.0}
-    monkeypatch.setattr(History, "predict", lambda self, run: seconds.get(run.label, 3000.0))
-
-    def asked(time: str | None, **knobs: Any) -> list[str]:
-        (site.tools / "calls").unlink(missing_ok=True)
-        site.submit(targets, again=["stage=table"], launcher=replace(LAUNCHER, time=time, **knobs))
-        times = [[word for word in call if word.startswith("--time=")] for call in site.calls()]
-        return [time[0].removeprefix("--time=") if time else "" for time in times]
-
-    assert asked("24:00:00") == [
-        "4:00:00",
-        "1:00:00",
-        "24:00:00",
-    ]  # 6 x 3000 s by 3 tasks; 100 s; the last job
-    assert "3 tasks for 6 runs, 0 GPUs each, time limit 4:00:00\n" in capfd.readouterr().err
-    seconds |= dict.fromkeys((run.label for run in targets[1:]), 99.0)
-    assert asked("24:00:00") == ["1:00:00"] * 2 + ["24:00:00"]
-    assert "2 tasks for 6 runs, 0 GPUs each, time limit 1:00:00" in capfd.readouterr().err
-    seconds = {"child": 100.0}
-    assert asked("24:00:00", workers=1) == ["10:00:00", "1:00:00", "24:00:00"]
-    assert asked("3:00:00") == ["3:00:00", "1:00:00", "3:00:00"] and asked(None) == ["", "", ""]
-    (begun := order_runs(targets)[0].workplace).mkdir(parents=True)
-    state.update_state(begun, state="stopped")
-    assert asked("24:00:00") == ["24:00:00", "1:00:00", "24:00:00"]
-    seconds["child"] = None  # type: ignore[assignment]
-    assert asked("24:00:00")[1] == "24:00:00"

@@ -46,7 +46,6 @@ from pipeline.train.memory import LIBRARIES, WIDTH
 ON_GPU = "a100_80"  # the card that any GPU of this machine is assumed to be
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
 DISK = 1e9  # bytes of a merge that are read or written a second (assumed)
-READ_RATE = 3e6  # bytes of rows that are read and compared a second
 # Seconds a byte of the weights, on a GPU or not: they are read, saved and hashed after the first
 # step and at the end, and reloaded (1.7 measured with an H100, files in memory;
 # results/bench/check_h100_full.json).
@@ -287,18 +286,10 @@ def evaluation_seconds(run: Evaluation, machine: Gpu) -> float:
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:
-    """Return the seconds of a data run by the bytes of its files.
-
-    Unpacked archives and copies are not counted, nor are the small files of the small world.
-    """
+    """Return the seconds of a data run, or None if it reads from the Hub."""
     expert = run.config.expert
-    root = run.parents.get("data_root")
-    of_world = isinstance(root, Run) and root.config.expert.world is not None
-    if expert.world or expert.items or expert.union or of_world:
+    if expert.world or expert.items or expert.union or source_files(run, readable=False):
         return 1.0
-    sizes = [file.stat().st_size for _, _, file in source_files(run, readable=False)]
-    if sizes:
-        return 0.7 + sum(sizes) / READ_RATE
     return None
 
 

@@ -10,7 +10,6 @@ from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.launch.plan_file import Task
 from pipeline.launch.slurm_commands import parse_time_limit
-from pipeline.runs import state
 from pipeline.runs.run import Run
 
 WORKERS = 64  # default maximum of tasks in an array (launcher.workers)
@@ -90,32 +89,3 @@ def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
     work = sum(LEAST if task.seconds is None else task.seconds for task in tasks)
     by_work = max(1, math.ceil(work / LEAST))
     return min(len(tasks), limit or min(WORKERS, by_work))
-
-
-def seconds_of_all(tasks: Sequence[Task]) -> float | None:
-    """Return the expected seconds of all runs together, or None if one is unknown."""
-    seconds = []
-    for task in tasks:
-        if task.seconds is not None:
-            seconds.append(task.seconds)
-    if len(seconds) == len(tasks):
-        return sum(seconds)
-    return None
-
-
-def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str | None:
-    """Return the time limit of an array's jobs.
-
-    It is twice the expected time of a worker, rounded up to an hour, and at most launcher.time. It
-    is launcher.time if a run's time is unknown. It is also launcher.time if a run was begun before,
-    because its estimate may be wrong.
-    """
-    seconds = seconds_of_all(tasks)
-    was_begun = any(state.read_state(task.workplace) for task in tasks)
-    if longest is None or not seconds or was_begun:
-        return longest
-    longest_run = max(task.seconds or 0.0 for task in tasks)
-    hours = math.ceil(2 * max(seconds / workers, longest_run) / 3600)
-    if hours * 3600 < parse_time_limit(longest):
-        return f"{hours}:00:00"
-    return longest

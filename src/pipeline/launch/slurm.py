@@ -19,7 +19,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +34,6 @@ from pipeline.launch.resources import (
     Resources,
     number_of_workers,
     resources_of,
-    time_limit,
 )
 from pipeline.launch.slurm_commands import (
     JOB_LOST,
@@ -332,7 +331,7 @@ class Submission:
             what: the job, for the message.
         """
         file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
-        launcher = replace(self.launcher, time=time_limit(runs, tasks, self.launcher.time))
+        launcher = self.launcher
         options = ["--requeue", *options]
         if self.before:
             options += ["--dependency", f"afterany:{':'.join(self.before)}"]
