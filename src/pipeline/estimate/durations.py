@@ -151,29 +151,22 @@ class History:
             workers: The number of workers.
         """
         known: list[tuple[Run, float]] = []
-        needing = unknown = 0
         for run in runs:
             seconds = self.predict(run)
-            if self.needs_gpu(run, seconds):
-                needing += 1
-            elif seconds is None:
-                unknown += 1
-            else:
+            if seconds is not None and not self.needs_gpu(run, seconds):
                 known.append((run, seconds))
+        omitted = ""
+        if len(known) < len(runs):
+            unknown = pluralize(len(runs) - len(known), "run")
+            omitted = f"{unknown} that cannot be estimated or need a GPU"
+        if not known:
+            return "?", omitted
         total = sum(seconds for _, seconds in known)
         if total > 30 * DAY and not self.gpu():
             return NEEDS_GPU, ""
-        omitted = []
-        if needing:
-            need = "needs" if needing == 1 else "need"
-            omitted.append(f"{pluralize(needing, 'run')} that {need} a GPU")
-        if unknown:
-            omitted.append(f"{pluralize(unknown, 'run')} that cannot be estimated")
-        if omitted and not known:
-            return "?", " and ".join(omitted)
         if workers > 1:
             total = _elapsed(runs, known, workers)
-        return f"about {format_duration(total)}", " and ".join(omitted)
+        return f"about {format_duration(total)}", omitted
 
 
 def _elapsed(runs: Sequence[Run], known: Sequence[tuple[Run, float]], workers: int) -> float:
