@@ -288,10 +288,6 @@ def test_what_moves_on_the_hub_stays_locked_until_an_update(place: Place) -> Non
     moved = place.hub.push("datasets/CohereLabs/aya_dataset", place.folder / "aya_dataset")
     kept = place.run("stage=prefetch", "table=fetched")
     assert kept.status == 0, kept.err
-    assert (
-        f"CohereLabs/aya_dataset has moved on the Hub since it was locked ({locked[:8]} ->"
-        f" {moved[:8]})" in kept.err
-    )
     assert place.lock()["datasets"]["CohereLabs/aya_dataset"]["revision"] == locked
     new = place.run("stage=prefetch", "table=fetched", "prefetch.update=true")
     assert new.status == 0, new.err

@@ -129,17 +129,10 @@ def _hub_client() -> Any:
 
 def revision_to_fetch(info: Callable[..., Any], name: str, locked: str | None, update: bool) -> str:
     """Return the locked revision. Without a lock, or with `update`, return the newest."""
+    if locked is not None and not update:
+        return locked
     repository, _, revision = name.partition("@")
-    newest = info(repository, revision=revision or None).sha
-    if locked is None or update:
-        return newest
-    if locked != newest:
-        say(
-            f"{name} has moved on the Hub since it was locked ({locked[:8]} -> {newest[:8]}). The"
-            " locked revision is used. prefetch.update=true takes the new one, which changes"
-            " hashes of runs."
-        )
-    return locked
+    return str(info(repository, revision=revision or None).sha)
 
 
 def fetch_model(lock: Lock, name: str, update: bool) -> None:
