@@ -131,7 +131,7 @@ def test_a_report_from_another_folder_names_missing_paths(
     monkeypatch.chdir(tmp_path)
     refused = call("stage=report", "table=./mine.yaml", "runs_dir=there")
     assert refused.status == 1 and "table=./mine.yaml has no finished run in there" in refused.err
-    assert f"checkpoint=./math is not a folder of {tmp_path}. Name a finished run" in refused.err
+    assert f"checkpoint=math is not a folder of {tmp_path}. Name a finished run" in refused.err
 
 
 def test_a_table_with_a_failure_and_again(

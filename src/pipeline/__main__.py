@@ -29,9 +29,8 @@ if __name__ == "__main__":
 
 import signal
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -147,13 +146,16 @@ def run_multirun(arguments: list[str]) -> int:
     """
     try:
         configs: list[Any] = [compose(job) for job in sweep_jobs(arguments)]
+        for config in configs:
+            if not isinstance(config, RunStage):
+                raise PipelineError(
+                    f"-m starts runs, but stage={config.stage} computes none. Give the command once"
+                    " for each value."
+                )
     except PipelineError as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return 1
-    if isinstance(configs[0], RunStage):
-        return run_stage(lambda: configs[0], partial(make_all, configs))
-    answer = partial(print_answer, arguments)
-    return worst_status([run_stage(partial(replace, config), answer) for config in configs])
+    return run_stage(lambda: configs[0], partial(make_all, configs))
 
 
 def make_all(configs: Sequence[Any], _: Stage, result: Callable[[str], None]) -> None:
@@ -175,15 +177,6 @@ def make_all(configs: Sequence[Any], _: Stage, result: Callable[[str], None]) ->
         raise PipelineError(*[f"{name}: {reason}" for name, reason in failed.items()])
     if held:
         raise held
-
-
-def worst_status(statuses: Iterable[int]) -> int:
-    """Return the most severe status: 130 (interrupted), 1 (failed), 75 (unfinished), 0 (done)."""
-    distinct = set(statuses)
-    for status in (130, 1, UNFINISHED):
-        if status in distinct:
-            return status
-    return max(distinct, default=0)
 
 
 def print_text(text: str) -> int:
@@ -234,14 +227,13 @@ def refuse_flags(flags: Namespace, arguments: Sequence[str]) -> None:
         )
     if flags.cfg not in (None, "job"):
         raise PipelineError("--cfg shows the values of a command. Write --cfg job.")
-    for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("-")):
-        key = flag.lstrip("-")
-        instead = ""
-        if key in (*conf.groups(), "table", "languages", "seed", "runs_dir"):
-            instead = f", write {key}=VALUE"
-        raise PipelineError(
-            f"{flag} is not a flag of this program{instead}. The flags are {FLAGS}."
-        )
+    for argument in arguments:
+        if argument.startswith("-"):
+            flag = argument.partition("=")[0]
+            raise PipelineError(
+                f"{flag} is not a flag of this program. The flags are {FLAGS}. Write options as"
+                " KEY=VALUE."
+            )
 
 
 def show_values(arguments: list[str]) -> int:

@@ -100,10 +100,8 @@ def fingerprints(folder: Path, unhashed: Collection[str] = ()) -> dict[str, dict
         if not name.startswith(UNHASHED_FILES):
             stat = path.stat()
             entries[name] = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-            if name in unhashed:
-                entries[name] |= {}
-            else:
-                entries[name] |= {"sha256": sha256(path)}
+            if name not in unhashed:
+                entries[name]["sha256"] = sha256(path)
     return entries
 
 

@@ -170,7 +170,7 @@ REFUSED = {
     "stage=data expert=sandbox expert.world.dev_items=3": (
         "expert.world.dev_items: did you mean expert.world.items?"
     ),
-    SFT + "model=org/name": "or hub:org/name for a model on the Hub",
+    SFT + "model=org/name": "model.path=org/name is not a folder of ",
     SOUP + "merge.experts=[a,b] +merge.density=1": "unknown key merge.density: there are",
     SELECT + "select.primary=[{tusk:mgsm}]": (
         "unknown key select.primary.0.tusk: did you mean select.primary.0.task?"
@@ -215,9 +215,7 @@ REFUSED = {
     ),
     SOUP: "stage=merge needs merge.experts. Write merge.experts=[RUN,RUN]",
     EVAL: "checkpoint=x is not a finished run of runs: there are none",
-    "stage=eval eval=mgsm_2shot checkpoint=/no/where": (
-        "checkpoint=/no/where is not a folder. Name a finished run"
-    ),
+    "stage=eval eval=mgsm_2shot checkpoint=/no/where": ("checkpoint=/no/where is not a folder of "),
     "stage=eval eval=mgsm_2shot checkpoint=hub:": (
         "checkpoint=hub: is not a model on the Hub. Write hub:org/name"
     ),
@@ -570,21 +568,6 @@ def test_a_folder_that_would_be_misread_is_refused(own: Path, call: Call) -> Non
     (own / "model/sandbox.yaml").write_text("name: sandbox\n")
     assert "model=sandbox exists already. Choose another name" in call(*asked).err
     assert conf.folders() == (conf.folder(),)
-
-
-def test_a_sweep_over_tables_composes_inside_its_jobs(call: Call, tmp_path: Path) -> None:
-    """A table composes its rows while Hydra's own job is at work."""
-    words = [
-        "stage=plan",
-        "table=real_smoke",
-        f"data_root={tmp_path}",
-        f"runs_dir={tmp_path}/a,{tmp_path}/b",
-    ]
-    (tmp_path / "gsm8k").mkdir()
-    (tmp_path / "gsm8k/train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
-    told = call("-m", *words, f"hydra.sweep.dir={tmp_path}/hydra")
-    assert told.out.count("11 runs, 0 done.") == 2
-    assert told.status == 1 and told.err.count("has no mgsm/en/test.jsonl") == 2  # and no questions
 
 
 @pytest.mark.parametrize(

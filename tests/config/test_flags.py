@@ -26,7 +26,7 @@ from pipeline.config.training import Sft
         "tables=1": "unknown key tables: did you mean table",
         "stage=plan table=sandbox evry.seed=1": "unknown key evry: did you mean every?",
         "--resolve": "--resolve is not a flag of this program. The flags are --help",
-        "--stage sft": "--stage is not a flag of this program, write stage=VALUE. The flags are --help",
+        "--stage sft": "--stage is not a flag of this program. The flags are --help",
         "expert=null --cfg job": "expert=null is not an option. Choose from",
         "--cfg job +thsi=1": "unknown key thsi",
         "--cfg": "--cfg shows the values of a command. Write --cfg job",

@@ -288,10 +288,6 @@ def test_what_moves_on_the_hub_stays_locked_until_an_update(place: Place) -> Non
     moved = place.hub.push("datasets/CohereLabs/aya_dataset", place.folder / "aya_dataset")
     kept = place.run("stage=prefetch", "table=fetched")
     assert kept.status == 0, kept.err
-    assert (
-        f"CohereLabs/aya_dataset has moved on the Hub since it was locked ({locked[:8]} ->"
-        f" {moved[:8]})" in kept.err
-    )
     assert place.lock()["datasets"]["CohereLabs/aya_dataset"]["revision"] == locked
     new = place.run("stage=prefetch", "table=fetched", "prefetch.update=true")
     assert new.status == 0, new.err
@@ -345,11 +341,8 @@ def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(
     with place.with_an_empty_cache(tmp_path) as elsewhere:
         told = elsewhere.run("stage=prefetch", "table=fetched")
     assert told.status == 1 and "Traceback" not in told.err
-    assert (
-        "\nerror: 2 of 1" in told.err
-        and "first: source inkuba (lelapa/Inkuba-instruct) could not be loaded" in told.err
-    )
-    assert "2 of " in told.err and "could not be fetched, the others are locked in" in told.err
+    assert "source inkuba (lelapa/Inkuba-instruct) is gated" in told.err
+    assert told.err.count(" could not be fetched: ") == 2
     assert "CohereLabs/aya_dataset" in elsewhere.lock()["datasets"]
 
 
@@ -368,9 +361,7 @@ def test_what_was_refused_or_came_in_part_is_fetched_by_the_same_command(
     place.hub.cut, place.mirror.cut = {f"/tiny/base/resolve/{head}/model.safetensors": 1}, {nllb: 1}
     with place.with_an_empty_cache(tmp_path) as elsewhere:
         told = elsewhere.run("stage=prefetch", "table=fetched")
-        assert told.status == 1 and "could not be fetched, the others are locked in" in told.err, (
-            told.err
-        )
+        assert told.status == 1 and "could not be fetched: " in told.err, told.err
         assert "Too Many Requests" in told.err and "broke off after" in told.err
         asked = [*place.hub.busy.values(), *place.hub.cut.values(), *place.mirror.cut.values()]
         assert not any(asked)

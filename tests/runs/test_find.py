@@ -141,17 +141,6 @@ def test_a_file_that_is_added_after_the_plan_is_a_change_where_models_are_read_b
     assert found.has_changed
 
 
-def test_a_path_below_a_folder_that_is_there_is_no_model_of_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(PipelineError, match="Name a finished run, or a folder with a model.$"):
-        find_run("runs/nothing", tmp_path / "runs", "merge.language")
-    with pytest.raises(PipelineError, match="or hub:org/nothing for a model on the Hub.$"):
-        find_run("org/nothing", tmp_path / "runs", "merge.language")
-
-
 def test_two_runs_may_share_the_digits_of_their_hashes(tmp_path: Path) -> None:
     one, two = (of_digits(a_run(tmp_path, label=f"data-{seed}", seed=seed)) for seed in (1, 2))
     first = make_once(one, writes("one\n", weights="one"))

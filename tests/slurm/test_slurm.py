@@ -174,27 +174,6 @@ def test_a_table_as_arrays_while_jobs_are_killed_requeued_preempted_and_cancelle
     assert list((runs_dir / ".logs").glob("qac-full-s0-*.log"))
 
 
-def test_a_small_table_is_one_job_that_is_requeued_and_goes_on(
-    cluster: Cluster, table: Path, tmp_path: Path
-) -> None:
-    runs_dir = tmp_path / "runs"
-    command = words(table, runs_dir, *SLURM)
-    told = cluster.call(command)
-    assert told.returncode == 75 and "10 runs submitted as one job. " in told.stderr, told.stderr
-    (math,) = halted(cluster, runs_dir, "math-")
-    assert list(cluster.jobs()) == [math["job"]]
-    cluster.run("scontrol", "requeue", math["job"])
-    (again,) = halted(cluster, runs_dir, "math-", after=math)
-    assert again["job"] == math["job"] and again["step"] >= math["step"]
-    os.kill(again["pid"], signal.SIGCONT)
-    cluster.idle(300)
-    done = cluster.call(command)
-    assert done.returncode == 0 and (runs_dir / "reports/mine/choices.json").is_file(), done.stderr[
-        -3000:
-    ]
-    assert cluster.ended(math["job"])[-1] == "COMPLETED"
-
-
 def lose_a_node(cluster: Cluster, pid: int) -> None:
     """Kill a node's daemon and its step with kill -9, as a power cut does, and restart the node.
 
@@ -382,7 +361,7 @@ def test_refusals_are_one_sentence_with_slurms_words(
     before = cluster.jobs().keys()
     status, line = asked("launcher.partition=nowhere")
     assert status == 1 and "sbatch refused: invalid partition specified: nowhere; " in line
-    assert "launcher.partition=nowhere" in line
+    assert "--partition=nowhere" in line
     status, line = asked(PATH="/nonexistent")
     told = (
         "launcher=slurm needs squeue, which is not installed here. Use launcher=local or"

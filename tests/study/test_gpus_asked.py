@@ -13,7 +13,6 @@ from fixture_types import Call, Patch
 from tiny_words import FEW, last_of
 
 from pipeline.config.stages import Launcher
-from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History
 from pipeline.launch import launchers
 from pipeline.launch.in_process import refuse_without_gpus
@@ -60,26 +59,6 @@ def test_more_processes_than_gpus(
 def test_without_gpus_processes_share_the_cpu(monkeypatch: Patch, training: Training) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     refuse_without_gpus([training(3)])
-
-
-def test_a_driver_too_old_is_one_sentence(
-    two_gpus: None, training: Training, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr("pipeline.launch.in_process.driver_version", lambda: "470.82")
-    refuse_without_gpus([training(1)])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(
-        PipelineError,
-        match="CUDA 12.8, cannot use the GPUs under NVIDIA driver 470.82. Update the dr",
-    ):
-        refuse_without_gpus([training(1)])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    refuse_without_gpus([training(1)])  # on the CPU, as was asked
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(torch.version, "cuda", None)
-    refuse_without_gpus([training(1)])  # a torch for CPUs, as was installed
 
 
 def test_workers_are_one_a_gpu_and_trainings_count_theirs(

@@ -218,8 +218,11 @@ def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> No
     known = of("stage=data", *WORLD, f"runs_dir={tmp_path}")
     history = History()
     assert [history.seconds_text(run) for run in (unsized, unknown)] == ["?", "?"]
-    assert history.sum([unsized, unknown]) == ("?", "2 runs that cannot be estimated")
-    assert history.sum([known, unknown]) == ("about 1 s", "1 run that cannot be estimated")
+    assert history.sum([unsized, unknown]) == ("?", "2 runs that cannot be estimated or need a GPU")
+    assert history.sum([known, unknown]) == (
+        "about 1 s",
+        "1 run that cannot be estimated or need a GPU",
+    )
     assert (history.sum([known]), history.sum([known, known])) == (
         ("about 1 s", ""),
         ("about 2 s", ""),
@@ -230,7 +233,10 @@ def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: Patch)
     words = ["model=llama3.1_8b", f"runs_dir={tmp_path}", "mixture=layer_swapping"]
     run = of("stage=sft", "expert=math", *words)
     assert History(gpu=lambda: None).seconds_text(run) == NEEDS_GPU
-    assert History(gpu=lambda: None).sum([run, run]) == ("?", "2 runs that need a GPU")
+    assert History(gpu=lambda: None).sum([run, run]) == (
+        "?",
+        "2 runs that cannot be estimated or need a GPU",
+    )
     assert History(gpu=lambda: cards()[ON_GPU]).seconds_text(run).startswith("~")
     asked = [
         "checkpoint=hub:meta-llama/Llama-3.1-8B",

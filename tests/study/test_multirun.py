@@ -1,6 +1,5 @@
 """`-m`: the folders of all, and the status of the worst: 130, 1, 75, 0."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +50,13 @@ def test_folders_are_printed_and_the_worst_status_returned(
     assert len(folders) == printed and all(Path(folder).is_dir() for folder in folders)
 
 
-def test_evaluations_and_keys_of_every_take_several_values(
-    call: Call, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """-m eval=a,b, a task of the harness among them, and -m stage=plan every.KEY=a,b."""
-    composed: list[Any] = []
+def test_a_stage_without_a_run_is_no_sweep(call: Call) -> None:
+    told = call("-m", "stage=plan", "table=real_smoke", "every.sft.learning_rate=1e-4,2e-4")
+    assert told.status == 1 and "-m starts runs, but stage=plan computes none" in told.err
 
-    def run_stage(make: Callable[[], Any], *more: Any) -> int:
-        composed.append(make())
-        return 0
 
-    monkeypatch.setattr("pipeline.__main__.run_stage", run_stage)
-    assert (
-        call("-m", "stage=plan", "table=real_smoke", "every.sft.learning_rate=1e-4,2e-4").status
-        == 0
-    )
-    assert [config.every for config in composed] == [
-        {"sft.learning_rate": 1e-4},
-        {"sft.learning_rate": 2e-4},
-    ]
-    monkeypatch.undo()
+def test_evaluations_take_several_values() -> None:
+    """-m eval=a,b, a task of the harness among them."""
     words = ["stage=eval", "checkpoint=x", "eval=mgsm_2shot,arc_easy", "seed=0,1"]
     tasks = [compose(job).eval.tasks[0].task for job in sweep_jobs(words)]  # type: ignore[attr-defined]
     assert tasks == ["mgsm", "mgsm", "arc_easy", "arc_easy"]

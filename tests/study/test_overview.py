@@ -205,38 +205,3 @@ def test_a_plan_counts_a_problem_once_and_asks_for_no_questions_that_do_not_exis
     assert re.search(row, told, re.M)
     few = planned(*words, "every.eval.limit=100")[0]
     assert re.search(r"^100 questions, mean of 12 scores .*\) +10\.\d ", few, re.M)
-
-
-@pytest.mark.parametrize(
-    ("task", "items", "limit", "told"),
-    [
-        (
-            "mgsm_0shot",
-            400,
-            None,
-            "mgsm 0-shot (400 questions)",
-        ),  # of one's own, more than were published
-        ("mgsm_0shot", 400, 30, "mgsm 0-shot (30 questions)"),
-        ("mgsm_0shot", 400, 500, "mgsm 0-shot (400 questions)"),
-        ("mgsm_0shot", 0, None, "mgsm 0-shot (250 questions)"),
-        ("belebele_0shot", 0, None, "belebele 0-shot (900 questions)"),
-        ("arc_easy_0shot", 0, None, "arc_easy 0-shot (1,000 questions, not counted)"),
-    ],
-)
-def test_questions_are_those_of_the_file_or_published_or_said_to_be_assumed(
-    task: str, items: int, limit: int | None, told: str, tmp_path: Path
-) -> None:
-    if items:
-        (tmp_path / "data/mgsm/sw").mkdir(parents=True)
-        rows = ['{"question": "1 + 1?", "answer_number": 2}'] * items
-        (tmp_path / "data/mgsm/sw/test.jsonl").write_text("\n".join(rows) + "\n")
-    words = [f"data_root={tmp_path}/data"] * bool(items) + [f"eval.limit={limit}"] * bool(limit)
-    language = "en" if task.startswith("arc") else "sw"
-    text, _ = planned(
-        "checkpoint=package:data/sandbox_base",
-        f"eval={task}",
-        f"languages=[{language}]",
-        f"runs_dir={tmp_path}/runs",
-        *words,
-    )
-    assert f"scores: {told} in {language}; scored in " in text

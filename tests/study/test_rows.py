@@ -13,8 +13,8 @@ from pipeline.errors import PipelineError
 from pipeline.report.expression import evaluate, is_open_choice
 from pipeline.tables.expand import expand_table
 from pipeline.tables.plan import ScoreRef, ScoreWords
-from pipeline.tables.run_specs import Ref
 from pipeline.tables.reader import read_table
+from pipeline.tables.run_specs import Ref
 
 TABLE = """
 name: small

@@ -417,7 +417,7 @@ def test_clean_tells_first_and_then_frees_what_nothing_needs(
     assert {path: path.stat().st_mtime_ns for path in everything} == everything
     assert str(stale) in told.out and str(young) not in told.out and "2.0 MB" in told.out
     assert (
-        told.out.count("a snapshot: ") == 3
+        told.out.count("a snapshot that no other run needs") == 3
         and str(trainings[0] / "snapshots/step-3") not in told.out
     )
 

@@ -8,10 +8,10 @@ import pytest
 from fixture_types import Call, Make
 
 from pipeline.benchmarks import primary_metric
-from pipeline.commands.status import finished_runs, of_finished, read_finished
+from pipeline.commands.status import of_finished
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import score_lines
-from pipeline.runs.manifest import Manifest, read_file
+from pipeline.runs.manifest import Manifest
 from pipeline.stages.rows import RUN_STAGES
 
 
@@ -114,8 +114,9 @@ def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: 
     (logs / "math-full-s0-aaaa.log").write_text("".join(f"line {number}\n" for number in range(50)))
     told = call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs", status=0)
     lines = told.out.splitlines()
-    assert lines[:2] == ["math-full-s0-aaaa", "stage=sft, failed: no room on the GPU"]
-    assert lines[3] == f"log: {logs}/math-full-s0-aaaa.log, the last 30 of 50 lines:"
+    log = logs / "math-full-s0-aaaa.log"
+    assert lines[:2] == ["math-full-s0-aaaa", f"stage=sft, failed: no room on the GPU; {log}"]
+    assert lines[3] == f"the last of 50 lines of {log}:"
     assert lines[4:] == [f"  line {number}" for number in range(20, 50)]
     (logs / "math-full-s0-aaaa.log").unlink()
     assert "has no log" in call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs").out
@@ -130,50 +131,16 @@ def test_status_tells_scores_of_the_development_split_apart() -> None:
     facts = {"scores": {f"mgsm/qac/{primary_metric('mgsm')[0]}": 0.228}}
     rows = [
         of_finished(
-            read_finished(
-                [],
-                Manifest(
-                    "eval",
-                    "e",
-                    decided_by,
-                    facts,
-                    {"eval": {"split": split}},
-                    started="2026-11-22T08:48:01",
-                ),
+            Manifest(
+                "eval",
+                "e",
+                decided_by,
+                facts,
+                {"eval": {"split": split}},
+                started="2026-11-22T08:48:01",
             )
         )
         for split in ("test", "dev")
     ]
     assert [row.score for row in rows] == ["mgsm qac 22.8", "mgsm qac 22.8 (dev)"]
     assert {row.detail for row in rows} == {"began 2026-11-22 08:48"}
-
-
-def test_status_reads_again_what_changed_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three finished runs, of which one is made again, one deleted, one broken."""
-    read: list[str] = []
-
-    def counted(path: Path) -> Manifest:
-        read.append(path.parent.name)
-        return read_file(path)
-
-    monkeypatch.setattr("pipeline.commands.status.read_file", counted)
-    for name in "abc":
-        (tmp_path / name).mkdir()
-        Manifest(
-            name, name, {"stage": "data"}, {"cost": {"seconds": 1}}, cost={"seconds": 1}
-        ).write(tmp_path / name)
-    assert {run.name for run in finished_runs(tmp_path)} == set("abc") and sorted(read) == list(
-        "abc"
-    )
-    read.clear()
-    assert len(finished_runs(tmp_path)) == 3 and read == []
-    Manifest("a", "a", {"stage": "data"}, {}, cost={"seconds": 7}).write(tmp_path / "a")
-    (tmp_path / "b/manifest.json").unlink()
-    (tmp_path / "c/manifest.json").write_text("{")
-    assert [(run.name, run.seconds) for run in finished_runs(tmp_path)] == [("a", 7)] and sorted(
-        read
-    ) == ["a", "c"]
-    (tmp_path / ".digests/status.json").write_text("[broken")
-    assert [run.name for run in finished_runs(tmp_path)] == ["a"]

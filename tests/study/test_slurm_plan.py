@@ -20,7 +20,6 @@ from small_runs import a_run, writes
 from pipeline.config.compose import compose
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
-from pipeline.estimate.durations import History
 from pipeline.launch import attempts, in_process, resources, slurm, slurm_commands, worker
 from pipeline.launch.in_process import error_sentence
 from pipeline.launch.local import execute_here
@@ -275,10 +274,9 @@ def test_a_site_s_limit_of_jobs_means_fewer_workers_and_the_last_job_takes_the_p
     assert capfd.readouterr().err.endswith("job 4: the same command, when these are done\n")
     (tools / "most").write_text("4")
     told = (
-        r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; requested: launcher.cpu_partition=c,"
-        r" launcher.memory=4G"
+        r"^sbatch refused: QOSMaxSubmitJobPerUserLimit; requested: --partition=c --mem=4G"
+        r" --cpus-per-task=8 .* --comment=x$"
     )
-    told += ", 0 GPUs, 8 cores, --comment=x$"
     launcher = replace(
         LAUNCHER, partition="p", cpu_partition="c", memory="4G", options=["--comment=x"]
     )
@@ -356,9 +354,7 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
     targets = site.plan()
     site.submit(targets, again=AGAIN)
     script = Path(site.calls()[-1][-1]).read_text()
-    assert (
-        "-m pipeline stage=table table=x" in script and "export PIPELINE_CONTINUES=0gpu" in script
-    )
+    assert "-m pipeline stage=table table=x" in script and "export PIPELINE_CONTINUES=1" in script
     assert "afterany:1:2" in site.calls()[-1]
     lost, failed, *others = order_runs(targets)[:-1]
     session = Session(site.folder(targets))
@@ -368,7 +364,7 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
         if run is not targets[0]:
             make_once(run, writes())
             session.finish(tasks[run.hash])
-    monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu")
+    monkeypatch.setenv("PIPELINE_CONTINUES", "1")
     held = site.submit(targets, "^[12] runs? submitted as ", AGAIN)
     assert held.failed[failed.name] == "no room" and lost.name not in held.failed
     done = slurm.execute(LAUNCHER, AGAIN, targets)  # gone once more
@@ -380,73 +376,12 @@ def test_the_last_job_leaves_what_failed_and_submits_what_was_lost_as_long_as_th
     site.submit(targets, "^3 runs submitted")  # a user's own command starts anew
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run takes ten seconds, as far as its plan knows."""
-    monkeypatch.setattr(History, "predict", lambda self, run: 10.0)
-
-
 def small_plan(runs_dir: Path) -> list[Run]:
     """Return a run that fails, a run that depends on it, and a run that succeeds."""
     parent = a_run(runs_dir, label="parent", seed=1)
     child = a_run(runs_dir, {"data_root": parent}, label="child")
     words = ["stage=data", "expert=sandbox", "expert.world.items=2", "tracking.mode=disabled"]
     return [parent, child, build(compose([*words, f"runs_dir={runs_dir}"]))]  # type: ignore[arg-type]
-
-
-def test_a_plan_of_less_than_five_minutes_is_one_job_that_runs_the_command_again(
-    short: None, site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It makes them in its own process, with a log for each, and goes on with its command."""
-    targets, launcher = small_plan(site.runs), replace(LAUNCHER, time="24:00:00")
-    told = r"^3 runs submitted as one job\. stage=status shows the runs\. Rerun the same command"
-    site.submit(targets, told, AGAIN, launcher)
-    (call,) = site.calls()
-    assert {"--time=1:00:00", "--requeue"} <= set(call) and not {"--array", "--dependency"} & set(
-        call
-    )
-    assert (
-        "job 1: the same command for 3 runs, 0 GPUs each, about 30 s in all"
-        in capfd.readouterr().err
-    )
-    folder = site.folder(targets)
-    assert slurm.log_of(read_plan(folder / "plan.jsonl")[0].array, folder) == ("1", None)
-
-    site.in_queue(folder, "1", script="goes-on.sh")
-    site.submit(targets, "^1 job of ", AGAIN, launcher)
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu-8cpu-long")  # as it may request more
-    failed = slurm.execute(launcher, AGAIN, targets)
-    assert len(site.calls()) == 1 and targets[2].folder.is_dir()
-    assert "is not on the Hub" in failed[targets[0].name] and failed[targets[1].name].startswith(
-        "its parent parent-"
-    )
-    assert (site.runs / f".logs/{targets[2].name}.log").is_file()
-    assert (
-        slurm.execute(launcher, AGAIN, targets) == failed
-    )  # once more: what failed is not tried again
-
-
-def test_a_short_plan_without_a_last_job_or_with_other_requests_is_arrays(
-    short: None, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    targets = site.plan()
-
-    def submitted(launcher: Launcher = LAUNCHER, again: list[str] | None = None) -> list[str]:
-        (site.tools / "calls").unlink(missing_ok=True)
-        site.submit(targets, again=again, launcher=launcher)
-        return [Path(call[-1]).stem for call in site.calls()]
-
-    assert submitted() == ["0-0gpu"]  # one worker for both levels
-    assert submitted(replace(LAUNCHER, workers=2), AGAIN) == ["0-0gpu", "1-0gpu", "goes-on"]
-    monkeypatch.setattr(
-        slurm, "resources_of", lambda run, _: Resources(gpus=int(run is targets[0]), cpus=None)
-    )
-    assert submitted() == ["0-0gpu", "1-1gpu"]
-    monkeypatch.setattr(slurm, "resources_of", lambda run, _: Resources(gpus=1, cpus=None))
-    monkeypatch.setenv("PIPELINE_CONTINUES", "0gpu")  # this job has no GPU
-    (site.folder(targets) / "another.done").touch()
-    assert submitted(again=AGAIN) == ["goes-on"]
 
 
 @pytest.mark.parametrize(("asked", "status"), [("", 0), ("kill -USR1 $PPID; sleep 1; ", 75)])
@@ -808,41 +743,3 @@ def test_a_training_whose_limit_comes_before_its_first_step_is_reported_once(
     with handle_signals(), pytest.raises(SystemExit) as ended:
         execute_here([run])
     assert ended.value.code == 1 and state.read_state(run.workplace)["last_line"].startswith(told)
-
-
-def test_an_array_asks_for_twice_its_estimate(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Up to the next hour, at most launcher.time, and that once a run was begun.
-
-    Its GPUs at once and its hours.
-    """
-    targets, seconds = site.plan(), {"child": 100.0}
-    monkeypatch.setattr(History, "predict", lambda self, run: seconds.get(run.label, 3000.0))
-
-    def asked(time: str | None, **knobs: Any) -> list[str]:
-        (site.tools / "calls").unlink(missing_ok=True)
-        site.submit(targets, again=["stage=table"], launcher=replace(LAUNCHER, time=time, **knobs))
-        times = [[word for word in call if word.startswith("--time=")] for call in site.calls()]
-        return [time[0].removeprefix("--time=") if time else "" for time in times]
-
-    assert asked("24:00:00") == [
-        "4:00:00",
-        "1:00:00",
-        "24:00:00",
-    ]  # 6 x 3000 s by 3 tasks; 100 s; the last job
-    assert (
-        "3 tasks for 6 runs, 0 GPUs each, about 5:00 h in all, time limit 4:00:00\n"
-        in capfd.readouterr().err
-    )
-    seconds |= dict.fromkeys((run.label for run in targets[1:]), 99.0)
-    assert asked("24:00:00") == ["1:00:00"] * 2 + ["24:00:00"]
-    assert "2 tasks for 6 runs, 0 GPUs each, about 9:54 min in all" in capfd.readouterr().err
-    seconds = {"child": 100.0}
-    assert asked("24:00:00", workers=1) == ["10:00:00", "1:00:00", "24:00:00"]
-    assert asked("3:00:00") == ["3:00:00", "1:00:00", "3:00:00"] and asked(None) == ["", "", ""]
-    (begun := order_runs(targets)[0].workplace).mkdir(parents=True)
-    state.update_state(begun, state="stopped")
-    assert asked("24:00:00") == ["24:00:00", "1:00:00", "24:00:00"]
-    seconds["child"] = None  # type: ignore[assignment]
-    assert asked("24:00:00")[1] == "24:00:00"

@@ -44,15 +44,7 @@ class Removable:
 
     @property
     def bytes(self) -> int:
-        """Return the disk bytes that deleting the folder frees.
-
-        Files with another hard link stay on the disk.
-        """
-        files = []
-        for path in self.folder.rglob("*"):
-            if path.is_file():
-                files.append(path.lstat())
-        return sum(stat.st_size for stat in files if stat.st_nlink == 1)
+        return sum(path.lstat().st_size for path in self.folder.rglob("*") if path.is_file())
 
 
 def clean_up(config: CleanStage) -> str:
@@ -110,7 +102,6 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
     scores = parent_hashes(selections)
     # snapshots, and evaluations in one language
     inputs = parent_hashes(by_hash[key] for key in scores & by_hash.keys())
-    ranked = scores | inputs
     ranking = scores.union(manifest.hash for manifest in selections)
     ranking |= {key for key in inputs if key in by_hash and by_hash[key].stage == "eval"}
     used_hashes = parent_hashes(manifest for manifest in manifests if manifest.hash not in ranking)
@@ -121,10 +112,8 @@ def idle_snapshots(runs_dir: Path) -> list[Removable]:
             if not entry.get("freed") and key not in used_hashes:
                 home = folder_of(training.hash, runs_dir) or runs_dir / training.name
                 folder = home / resume.SNAPSHOTS / f"step-{step}"
-                reason = "no run was made from it"
-                if key in ranked:
-                    reason = "a select run has ranked it"
-                items.append(Removable(folder, training.hash, f"a snapshot: {reason}", step))
+                reason = "a snapshot that no other run needs"
+                items.append(Removable(folder, training.hash, reason, step))
     return items
 
 

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pipeline.benchmarks.harness import ASSUMED_QUESTIONS
 from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.durations import History, memory_here
 from pipeline.estimate.gpu_budget import Bill, Cost
 from pipeline.estimate.models import shape_for
-from pipeline.estimate.questions import count_questions
 from pipeline.estimate.training_rows import expected_size
 from pipeline.progress import format_duration
 from pipeline.runs.graph import order_runs
@@ -282,28 +280,19 @@ def known_layers(run: Run) -> int | None:
 
 
 def score_details(runs: Sequence[Run]) -> list[str]:
-    """Describe scores in a line: tasks, shots, questions, languages, dtype and backend."""
-    scores = []
-    for run in runs:
-        if isinstance(run.config, EvalStage) and not is_bundle(run):
-            scores.append(run)
-    sizes: dict[str, list[int]] = {}
-    how: dict[str, None] = {}
+    """Describe scores in a line: tasks, shots, languages, dtype and backend."""
+    tasks: dict[str, None] = {}
     languages: dict[str, None] = {}
-    for run in scores:
-        config, task = run.config.eval, run.config.eval.tasks[0]
-        counts = sizes.setdefault(f"{task.task} {task.num_fewshot}-shot", [])
-        for language in run.config.languages:
-            languages[language] = None
-            counts.append(count_questions(run, task, language))
-        how[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
-    tasks = []
-    for name, counts in sizes.items():
-        note = ""
-        if all(count % ASSUMED_QUESTIONS == 0 for count in counts):
-            note = ", not counted"
-        tasks.append(f"{name} ({span(counts, '{:,.0f}'.format)} questions{note})")
+    ways: dict[str, None] = {}
+    for run in runs:
+        if not isinstance(run.config, EvalStage) or is_bundle(run):
+            continue
+        config = run.config.eval
+        for task in config.tasks:
+            tasks[f"{task.task} {task.num_fewshot}-shot"] = None
+        languages |= dict.fromkeys(run.config.languages)
+        ways[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
     if tasks:
-        listed, ways = ", ".join(tasks), "; ".join(sorted(how))
-        return [f"scores: {listed} in {', '.join(languages)}; scored in {ways}"]
+        how = "; ".join(sorted(ways))
+        return [f"scores: {', '.join(tasks)} in {', '.join(languages)}; scored in {how}"]
     return []

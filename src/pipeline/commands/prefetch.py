@@ -107,19 +107,11 @@ def fetch_and_lock(runs: list[Run], config: PrefetchStage) -> Path:
             with readable_errors(name, about):
                 step()
         except PipelineError as error:
-            say(f"{plain} failed: {error}")
-            failed.append(str(error))
-            continue
-        write_lock(path, lock)
+            failed.append(f"{plain} could not be fetched: {error}")
+        else:
+            write_lock(path, lock)
     if failed:
-        count = len(steps) + len(inputs.problems)
-        remedy = ""
-        if len(failed) < count:
-            remedy = f", the others are locked in {path}"
-        raise PipelineError(
-            f"{len(failed)} of {count} inputs could not be fetched{remedy}. Rerun the command for"
-            f" these. The first: {failed[0]}"
-        )
+        raise PipelineError(*failed)
     write_lock(path, lock)
     return path
 
@@ -137,17 +129,10 @@ def _hub_client() -> Any:
 
 def revision_to_fetch(info: Callable[..., Any], name: str, locked: str | None, update: bool) -> str:
     """Return the locked revision. Without a lock, or with `update`, return the newest."""
+    if locked is not None and not update:
+        return locked
     repository, _, revision = name.partition("@")
-    newest = info(repository, revision=revision or None).sha
-    if locked is None or update:
-        return newest
-    if locked != newest:
-        say(
-            f"{name} has moved on the Hub since it was locked ({locked[:8]} -> {newest[:8]}). The"
-            " locked revision is used. prefetch.update=true takes the new one, which changes"
-            " hashes of runs."
-        )
-    return locked
+    return str(info(repository, revision=revision or None).sha)
 
 
 def fetch_model(lock: Lock, name: str, update: bool) -> None:

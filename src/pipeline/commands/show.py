@@ -68,15 +68,11 @@ def unfinished_text(config: ShowStage) -> str:
     if len({run_status.run for run_status in statuses}) != 1:
         return ""
     status = statuses[-1]
-    reason = status.detail.removesuffix(f"; {status.log}")
-    heading = [status.run, f"stage={status.stage}, {status.state}: {reason}"]
+    heading = [status.run, f"stage={status.stage}, {status.state}: {status.detail}"]
     if status.log is None:
         return "\n".join([*heading, "This run has no log. Its output went to the terminal."])
     lines = Path(status.log).read_text(encoding="utf-8", errors="replace").splitlines()
-    cut = ""
-    if len(lines) > LOG_LINES:
-        cut = f", the last {LOG_LINES} of {len(lines)} lines"
-    heading += ["", f"log: {status.log}{cut}:"]
+    heading += ["", f"the last of {len(lines)} lines of {status.log}:"]
     return "\n".join([*heading, *indented("  ", lines[-LOG_LINES:])])
 
 

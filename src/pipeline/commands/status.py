@@ -6,32 +6,26 @@ It reads only their files. Slurm is not asked.
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import percent_factor
-from pipeline.files import DIGESTS_FOLDER, write_atomically
 from pipeline.launch.plan_file import LOGS, Task, read_plans
 from pipeline.launch.slurm import FOLDER, log_of
 from pipeline.launch.slurm_commands import last_log_line
 from pipeline.runs import resume, state
-from pipeline.runs.folders import scan_folders
+from pipeline.runs.folders import finished_manifests
 from pipeline.runs.lease import latest_work_folder, live_holder
-from pipeline.runs.manifest import MANIFEST, Malformed, Manifest, read_file
+from pipeline.runs.manifest import Manifest
 from pipeline.text import align_columns
-
-CACHE = "status.json"  # a file in runs_dir/.digests
 
 
 @dataclass
@@ -108,10 +102,12 @@ def hashes_of(config: TableStage) -> set[str]:
 
 def all_statuses(runs_dir: Path) -> list[RunStatus]:
     """Return finished runs, oldest first, then the others in the order of their plans."""
-    oldest_first = sorted(finished_runs(runs_dir), key=lambda run: run.started)
-    finished = {run.hash: run for run in oldest_first}
-    statuses = [of_finished(run) for run in finished.values()]
-    return statuses + unfinished_statuses(runs_dir, finished)
+    finished = [
+        (manifest.started, of_finished(manifest)) for manifest in finished_manifests(runs_dir)
+    ]
+    finished.sort(key=lambda pair: pair[0])
+    statuses = {status.hash: status for _, status in finished}
+    return [*statuses.values(), *unfinished_statuses(runs_dir, statuses)]
 
 
 def unfinished_statuses(runs_dir: Path, finished: Container[str]) -> list[RunStatus]:
@@ -131,78 +127,20 @@ def unfinished_statuses(runs_dir: Path, finished: Container[str]) -> list[RunSta
     return statuses
 
 
-class Finished(NamedTuple):
-    """The facts of a finished run that status shows.
-
-    `state` has the size, times and inode of the manifest file, which reveal a change.
-    """
-
-    state: Sequence[int]
-    name: str
-    hash: str
-    stage: str
-    started: str
-    seconds: float
-    attempt: int
-    score: str | None
-
-
-def finished_runs(runs_dir: Path) -> list[Finished]:
-    """Read what status shows of all finished runs.
-
-    Facts of unchanged manifests come from a cache.
-    """
-    file, cached = runs_dir / DIGESTS_FOLDER / CACHE, dict[str, Finished]()
-    with suppress(OSError, ValueError, TypeError):
-        entries = json.loads(file.read_bytes())
-        cached = {name: Finished(*fields) for name, fields in entries.items()}
-    found: dict[str, Finished] = {}
-    for name in scan_folders(runs_dir).names:
-        path = f"{runs_dir}/{name}/{MANIFEST}"
-        with suppress(FileNotFoundError, NotADirectoryError):
-            stat = os.stat(path)
-            state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-            if name in cached and cached[name].state == state:
-                found[name] = cached[name]
-                continue
-            try:
-                found[name] = read_finished(state, read_file(Path(path)))
-            except Malformed as error:
-                print(f"skipped: {error}", file=sys.stderr)
-    if found != cached:
-        with suppress(OSError):  # a runs_dir of another user
-            file.parent.mkdir(exist_ok=True)
-            write_atomically(file, json.dumps(found), durable=False)
-    return [*found.values()]
-
-
-def read_finished(state: Sequence[int], manifest: Manifest) -> Finished:
+def of_finished(manifest: Manifest) -> RunStatus:
     score = main_score(manifest.facts.get("scores") or {})
     if score and manifest.config.get("eval", {}).get("split", "test") != "test":
         score += " (dev)"
-    return Finished(
-        state=state,
-        name=manifest.name,
-        hash=manifest.hash,
+    minute = manifest.started[: len("2026-01-01T00:00")]
+    return RunStatus(
+        run=manifest.name,
         stage=manifest.stage,
-        started=manifest.started,
+        state="finished",
+        detail=f"began {minute.replace('T', ' ')}",
+        hash=manifest.hash,
         seconds=manifest.seconds,
         attempt=manifest.attempt,
         score=score,
-    )
-
-
-def of_finished(run: Finished) -> RunStatus:
-    minute = run.started[: len("2026-01-01T00:00")]
-    return RunStatus(
-        run=run.name,
-        stage=run.stage,
-        state="finished",
-        detail=f"began {minute.replace('T', ' ')}",
-        hash=run.hash,
-        seconds=run.seconds,
-        attempt=run.attempt,
-        score=run.score,
     )
 
 

@@ -75,8 +75,7 @@ class Launcher(Knobs):
     # cores of a job for each of its GPUs, or in cpu_partition, unless threads= sets them; null: the
     # site's default
     cpus_per_gpu: int | None = of_slurm(default=8, ge=1)
-    # the longest time limit of a job, in sbatch's format; an array requests twice its estimate if
-    # that is shorter. null: the partition's limit
+    # the time limit of a job, in sbatch's format; null: the partition's limit
     time: str | None = of_slurm(
         form=(r"(\d+-)?\d+(:\d+){0,2}", "24:00:00 or 2-12, two and a half days")
     )

@@ -46,7 +46,6 @@ from pipeline.train.memory import LIBRARIES, WIDTH
 ON_GPU = "a100_80"  # the card that any GPU of this machine is assumed to be
 STEP = 0.04  # seconds of a step besides its products: Python, its log and the optimizer's launches
 DISK = 1e9  # bytes of a merge that are read or written a second (assumed)
-READ_RATE = 3e6  # bytes of rows that are read and compared a second
 # Seconds a byte of the weights, on a GPU or not: they are read, saved and hashed after the first
 # step and at the end, and reloaded (1.7 measured with an H100, files in memory;
 # results/bench/check_h100_full.json).
@@ -152,29 +151,22 @@ class History:
             workers: The number of workers.
         """
         known: list[tuple[Run, float]] = []
-        needing = unknown = 0
         for run in runs:
             seconds = self.predict(run)
-            if self.needs_gpu(run, seconds):
-                needing += 1
-            elif seconds is None:
-                unknown += 1
-            else:
+            if seconds is not None and not self.needs_gpu(run, seconds):
                 known.append((run, seconds))
+        omitted = ""
+        if len(known) < len(runs):
+            unknown = pluralize(len(runs) - len(known), "run")
+            omitted = f"{unknown} that cannot be estimated or need a GPU"
+        if not known:
+            return "?", omitted
         total = sum(seconds for _, seconds in known)
         if total > 30 * DAY and not self.gpu():
             return NEEDS_GPU, ""
-        omitted = []
-        if needing:
-            need = "needs" if needing == 1 else "need"
-            omitted.append(f"{pluralize(needing, 'run')} that {need} a GPU")
-        if unknown:
-            omitted.append(f"{pluralize(unknown, 'run')} that cannot be estimated")
-        if omitted and not known:
-            return "?", " and ".join(omitted)
         if workers > 1:
             total = _elapsed(runs, known, workers)
-        return f"about {format_duration(total)}", " and ".join(omitted)
+        return f"about {format_duration(total)}", omitted
 
 
 def _elapsed(runs: Sequence[Run], known: Sequence[tuple[Run, float]], workers: int) -> float:
@@ -287,18 +279,10 @@ def evaluation_seconds(run: Evaluation, machine: Gpu) -> float:
 
 
 def data_seconds(run: Run[DataStage]) -> float | None:
-    """Return the seconds of a data run by the bytes of its files.
-
-    Unpacked archives and copies are not counted, nor are the small files of the small world.
-    """
+    """Return the seconds of a data run, or None if it reads from the Hub."""
     expert = run.config.expert
-    root = run.parents.get("data_root")
-    of_world = isinstance(root, Run) and root.config.expert.world is not None
-    if expert.world or expert.items or expert.union or of_world:
+    if expert.world or expert.items or expert.union or source_files(run, readable=False):
         return 1.0
-    sizes = [file.stat().st_size for _, _, file in source_files(run, readable=False)]
-    if sizes:
-        return 0.7 + sum(sizes) / READ_RATE
     return None
 
 

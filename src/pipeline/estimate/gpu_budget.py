@@ -205,23 +205,15 @@ def training_cost(run: Training, gpu: Gpu) -> Cost:
     )
 
 
-def training_work(
-    run: Training, machine: Gpu, steps: int | None = None, length: float | None = None
-) -> tuple[int, float]:
+def training_work(run: Training, machine: Gpu) -> tuple[int, float]:
     """Return the optimizer steps of a training and their seconds.
 
     Each side of simultaneous training has half of the steps.
 
-    Args:
-        run: The training.
-        machine: The card or CPU.
-        steps: The number of steps. None: the expected steps.
-        length: The positions of a row. None: the expected positions.
-
     Raises:
         PipelineError: The model's shape, the rows or the tokens are not known yet.
     """
-    steps = steps or expected_steps(run)
+    steps = expected_steps(run)
     if steps is None:
         raise PipelineError(
             f"The rows of {run.name} are not known before its data run is finished. Set data.size."
@@ -233,7 +225,7 @@ def training_work(
     gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
     total = 0.0
     for side, part in parts.items():
-        row = length or padded_row(run, side)
+        row = padded_row(run, side)
         total += training_seconds(shape, part, rows, row, sft, machine, gathered)
     return steps, total
 

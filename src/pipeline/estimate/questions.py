@@ -53,11 +53,9 @@ def _local_lengths(run: Evaluation, task: EvalTask, language: str) -> tuple[floa
     if not lengths:
         return None
     question = statistics.fmean(lengths)
-    exemplars = file
     if benchmark.kind == "number":
         columns = (*columns, "answer")
-        if benchmark.exemplar_file:
-            exemplars = file.with_name(benchmark.exemplar_file)
+    exemplars = file.with_name(benchmark.exemplar_file or file.name)
     if not exemplars.is_file():
         return question, question
     return question, statistics.fmean(sampled_lengths(exemplars, columns, tokenizer))

@@ -24,8 +24,8 @@ def ready_for(name: str, knob: str, private: bool) -> HfApi:
         private: the visibility of the repository.
 
     Raises:
-        PipelineError: there is no token or no permission, the Hub does not answer, or the
-            repository has files or another visibility.
+        PipelineError: there is no token, the Hub does not answer, or the repository has files or
+            another visibility.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -37,22 +37,13 @@ def ready_for(name: str, knob: str, private: bool) -> HfApi:
         raise PipelineError(
             f"{given} needs a token of the Hub. Log in (hf auth login), or set HF_TOKEN."
         )
-    api, owner = HfApi(token=token), name.partition("/")[0]
+    api = HfApi(token=token)
     try:
-        me = api.whoami()
-        owners = [account["name"] for account in (me, *(me.get("orgs") or ()))]
-        existing = None
-        if api.repo_exists(name):
-            existing = api.model_info(name)
+        if not api.repo_exists(name):
+            return api
+        existing = api.model_info(name)
     except Exception as error:  # any error of the network or the Hub
         raise refusal_of_upload(name, knob, error) from error
-    if owner not in owners:
-        raise PipelineError(
-            f"{given}: the token belongs to {owners[0]}, who is not in {owner}. Name your"
-            " organization."
-        )
-    if existing is None:
-        return api
     files = [file.rfilename for file in existing.siblings or () if file.rfilename != OWN]
     if files:
         raise PipelineError(

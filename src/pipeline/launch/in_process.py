@@ -14,9 +14,9 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.stages import EvalStage, TrainStage
+from pipeline.config.stages import TrainStage
 from pipeline.errors import PipelineError, shorten_words
-from pipeline.estimate.durations import driver_version, guess, visible_gpus
+from pipeline.estimate.durations import guess
 from pipeline.estimate.gpu_budget import bytes_of_training
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.attempts import count_attempt
@@ -125,39 +125,25 @@ def make_run(
 
 
 def refuse_without_gpus(runs: Iterable[Run]) -> None:
-    """Check that each run finds the GPUs that it requests, before anything is computed.
+    """Check that each training finds the GPUs of its processes, before anything is computed.
 
     On a machine without GPUs, processes share the CPU.
 
     Raises:
-        PipelineError: too few GPUs are visible, or torch cannot use them.
+        PipelineError: too few GPUs are visible.
     """
     if launched_count() is not None:  # the processes of a launcher may run on several nodes
         return
     for run in runs:
         count = gpus_requested(run)
-        by_gpu = (
-            isinstance(run.config, TrainStage | EvalStage) and driver_version() and visible_gpus()
-        )
-        if count == 1 and not by_gpu:
+        if count == 1:
             continue
         import torch
 
-        if by_gpu and torch.version.cuda and not torch.cuda.is_available():
-            raise PipelineError(
-                f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the"
-                f" GPUs under NVIDIA driver {driver_version()}. Update the driver, install a torch"
-                " for an older CUDA, or set CUDA_VISIBLE_DEVICES= to compute on the CPU."
-            )
         if 0 < (gpus := torch.cuda.device_count()) < count:
             raise PipelineError(
                 f"sft.processes={count}, but {gpus} GPUs are visible here ({run.name}). Give at"
                 f" most {gpus}."
-            )
-        if count > 1 and torch.cuda.is_available() and not torch.distributed.is_nccl_available():
-            raise PipelineError(
-                f"sft.processes={count} needs NCCL, which torch {torch.__version__} lacks here."
-                " Install a torch with NCCL, or set sft.processes=1."
             )
 
 

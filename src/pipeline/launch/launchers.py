@@ -8,9 +8,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from pipeline.config.defaults import card_of
 from pipeline.config.stages import (
-    HARDWARE,
     EvalStage,
     Launcher,
     RunStage,
@@ -125,12 +123,6 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
         say(describe_training(run, options))
-        name = options.get(HARDWARE)
-        if card_of(name) and not (by_jobs or visible_gpus()):
-            say(
-                f"{HARDWARE}={name} has GPUs, but none is visible here. This training runs on the"
-                " CPU."
-            )
     runs = order_runs([run])
     for problem in training_problems(runs, reasons_unfinished(runs, [run])):
         raise PipelineError(problem)  # a finished training set that must be built again

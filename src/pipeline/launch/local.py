@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-from tqdm import tqdm
 
 from pipeline.config.stages import trains
 from pipeline.errors import Held, PipelineError
@@ -70,6 +66,7 @@ class Local:
         else:
             self.places = []
         self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
+        self.shown_at = 0.0
 
     def __enter__(self) -> Local:
         self.folder = TemporaryDirectory(prefix="pipeline-", ignore_cleanup_errors=True)
@@ -185,24 +182,23 @@ class Local:
             places_needed = sum(math.ceil(task.gpus / cards) for task in session.left)
         for number in set(range(min(self.count, places_needed))) - self.workers.keys():
             self.start(number)
-        with tqdm(
-            bar_format="{desc}", file=sys.stderr, leave=False, disable=not sys.stderr.isatty()
-        ) as line:
-            while session.left and self.workers:
-                stop.raise_if_signalled()
-                session.look()
-                for number, worker in list(self.workers.items()):
-                    if worker.poll() is not None:
-                        self.replace(number)
-                self.tell()
-                self.show(line)
-                held = self.held_by_others()
-                if held and not should_wait():
-                    return list(starmap(held_by, held.items()))
-                if held and not announced:
-                    say(waits_for(*next(iter(held.items()))))
-                    announced = True
-                time.sleep(LOOK)
+        while session.left and self.workers:
+            stop.raise_if_signalled()
+            session.look()
+            for number, worker in list(self.workers.items()):
+                if worker.poll() is not None:
+                    self.replace(number)
+            self.tell()
+            if time.monotonic() - self.shown_at >= LOG_SECONDS:
+                self.shown_at = time.monotonic()
+                say(self.progress_line())
+            held = self.held_by_others()
+            if held and not should_wait():
+                return list(starmap(held_by, held.items()))
+            if held and not announced:
+                say(waits_for(*next(iter(held.items()))))
+                announced = True
+            time.sleep(LOOK)
         return ["its workers were stopped: rerun the same command"] * len(session.left)
 
     def held_by_others(self) -> dict[str, Holder]:
@@ -308,17 +304,6 @@ class Local:
     def head(self) -> str:
         begun = self.total - len(self.runs) + len(self.ended | self.started.keys())
         return f"[{begun}/{self.total}]"
-
-    def show(self, line: Any) -> None:
-        """Show the progress.
-
-        At a terminal, the last line is updated. Elsewhere a line is printed every LOG_SECONDS.
-        """
-        if not line.disable:
-            line.set_description_str(self.progress_line()[: shutil.get_terminal_size().columns - 1])
-        elif time.monotonic() - self.shown_at >= LOG_SECONDS:
-            self.shown_at = time.monotonic()
-            say(self.progress_line())
 
     def time_left(self) -> str:
         """Return the predicted time of the runs that have not ended."""

@@ -1,7 +1,7 @@
 """Find runs of a plan that cannot succeed, before anything is computed.
 
-Examples are evaluations that fail the early checks of stage=eval, data runs with too few rows,
-trainings that lack a library, and models that do not fit in memory.
+Examples are evaluations that fail the early checks of stage=eval, data runs whose sources cannot be
+read, trainings that lack a library, and models that do not fit in memory.
 
 Data that an unfinished data run will write are not checked.
 """
@@ -9,8 +9,7 @@ Data that an unfinished data run will write are not checked.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict
 from functools import partial
 from operator import itemgetter
@@ -18,8 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.config.stages import DataStage, EvalStage, TrainStage, trains
-from pipeline.config.training import refuse_unknown_targets
-from pipeline.data.draw import draw_rows
 from pipeline.data.mixture import refuse_unusable
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
@@ -34,28 +31,24 @@ from pipeline.evaluate.before import (
     refuse_model,
 )
 from pipeline.hub.models import local_folder
-from pipeline.models.checkpoint import Checkpoint, is_adapter
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.models.skeleton import check_shapes
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.run import Folder, Parent, Run
+from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.hub_inputs import experts_on_hub
-from pipeline.stages.lengths import LARGE, rows_of
+from pipeline.stages.lengths import LARGE
 from pipeline.stages.merge import has_full_weights, is_external
-from pipeline.stages.steps import rows_of_sets
 from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_torchao
-from pipeline.train.steps import steps_of
 
-MOST_ROWS = 1_000_000  # largest file whose rows are drawn while planning
 Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # caches of model_here and check_once
 
 
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
     """Return one sentence for each training or data run that cannot run.
 
-    Causes are a missing library, LoRA targets that the base does not have, and too few rows.
+    Causes are a missing library, and files of sources or of the base that cannot be read.
 
     `remaining` has the hashes of the unfinished runs.
     """
@@ -65,14 +58,11 @@ def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[st
         if isinstance(run.config, TrainStage):
             try:
                 refuse_without_torchao(run.config.sft)
-                refuse_targets_of_base(run)
                 check_base_files(run)
-                check_steps(run)
             except PipelineError as error:
                 problems.append(str(error))
         if isinstance(run.config, DataStage):
             problems += source_problems(run)
-            problems += filter(None, [too_few_rows(run)])
     return [*dict.fromkeys(problems)]
 
 
@@ -96,37 +86,6 @@ def source_problems(run: Run[DataStage]) -> list[str]:
     return problems
 
 
-def too_few_rows(run: Run[DataStage]) -> str:
-    """Return why a data run cannot draw its rows from the local files, or an empty string.
-
-    Later filters may drop more rows, so an empty string does not promise enough rows.
-    """
-    sources = run.config.expert.sources
-    counts = {name: rows_of(file, source) or 0 for name, source, file in source_files(run)}
-    countable = all(0 < count <= MOST_ROWS for count in counts.values())
-    if not counts or counts.keys() != sources.keys() or not countable:
-        return ""
-    rows = {name: [*range(count)] for name, count in counts.items()}
-    try:
-        draw_rows(run.config, rows)
-    except PipelineError as error:
-        return str(error)
-    return ""
-
-
-def check_steps(run: Run[TrainStage]) -> None:
-    """Raise PipelineError if a training takes more steps than its rows give."""
-    data = run.parents["data"]
-    if run.config.sft.packing or not isinstance(data, Run):
-        return
-    counts = rows_of_sets(run.config.sft, data, expected=True)
-    if counts:
-        try:
-            steps_of(run.config.sft, counts)
-        except PipelineError as error:
-            raise PipelineError(f"{run.name}: {error}") from error
-
-
 def check_base_files(run: Run[TrainStage]) -> None:
     """Check the shapes of a local base model that no run has made.
 
@@ -136,18 +95,6 @@ def check_base_files(run: Run[TrainStage]) -> None:
     base = run.parents.get("model")
     if base and is_external(base) and has_full_weights(base):
         check_shapes(base.folder, "model.path")
-
-
-def refuse_targets_of_base(run: Run[TrainStage]) -> None:
-    """Check sft.lora_targets against the base model's matrices, if its files are local."""
-    sft, base = run.config.sft, run.parents.get("model")
-    if sft.adapter == "lora" and sft.lora_targets and base and has_full_weights(base):
-        infos = Checkpoint.open(base.folder).infos.items()
-        matrices = []
-        for name, info in infos:
-            if len(info.shape) == 2 and re.search(r"\.\d+\.", name):
-                matrices.append(name)
-        refuse_unknown_targets(sft.lora_targets, {name.split(".")[-2] for name in matrices})
 
 
 def refuse_too_large(runs: Sequence[Run]) -> None:
@@ -221,31 +168,12 @@ def check_evaluation(run: Run[EvalStage], cache: Cache) -> None:
         key = f"{model} {run.config.eval.chat_template}"
         check_once(key, problems, partial(refuse_model, model, run.config.eval))
     check_base(run, [])
-    for adapter, base in adapters_here(run):
-        check_once(f"{adapter} on {base}", problems, partial(check_adapter, adapter, base))
     for expert in experts_on_hub(run):  # before other experts are trained for the same merge
         check_once(str(expert), problems, partial(local_folder, expert, fetch=False))
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():
         return
     check_once(data_key(run), problems, partial(check_data, run))
-
-
-def adapters_here(run: Run[EvalStage]) -> Iterator[tuple[Path, Path]]:
-    """Yield each external adapter that an evaluation merges, with its base."""
-    base = run.parents.get("base")
-    if base is None or not (base.folder / "config.json").is_file():
-        return
-    for role, parent in run.parents.items():
-        if role != "base" and isinstance(parent, Folder) and is_adapter(parent.folder):
-            yield parent.folder, base.folder
-
-
-def check_adapter(adapter: Path, base: Path) -> None:
-    """Check the names and shapes of an adapter's tensors against its base."""
-    from pipeline.merge.adapters import open_source
-
-    open_source(adapter, base)
 
 
 def check_data(run: Run[EvalStage]) -> None:

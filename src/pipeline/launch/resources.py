@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.config.stages import EvalStage, Launcher, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.launch.plan_file import Task
 from pipeline.launch.slurm_commands import parse_time_limit
-from pipeline.progress import format_duration
-from pipeline.runs import state
 from pipeline.runs.run import Run
-from pipeline.text import pluralize
 
 WORKERS = 64  # default maximum of tasks in an array (launcher.workers)
 # Minimum seconds of work per task. A job takes about a minute to start and load its model.
@@ -83,19 +80,6 @@ def resources_of(run: Run, launcher: Launcher) -> Resources:
     return Resources(gpus if launcher.gpus is None else min(gpus, launcher.gpus), cpus, lead)
 
 
-def one_job_for(tasks: Sequence[Task], kinds: Collection[Resources]) -> Resources | None:
-    """Return the resources of one job that computes all of these runs.
-
-    Returns None if the runs take longer than LEAST or need different numbers of GPUs.
-    """
-    most = max(kinds, key=lambda kind: (kind.cpus or 0, kind.lead))
-    seconds = seconds_of_all(tasks)
-    differ = any(kind.gpus != most.gpus for kind in kinds)
-    if differ or seconds is None or seconds >= LEAST:
-        return None
-    return most
-
-
 def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
     """Return the number of tasks of an array.
 
@@ -105,43 +89,3 @@ def number_of_workers(tasks: Sequence[Task], limit: int | None) -> int:
     work = sum(LEAST if task.seconds is None else task.seconds for task in tasks)
     by_work = max(1, math.ceil(work / LEAST))
     return min(len(tasks), limit or min(WORKERS, by_work))
-
-
-def seconds_of_all(tasks: Sequence[Task]) -> float | None:
-    """Return the expected seconds of all runs together, or None if one is unknown."""
-    seconds = []
-    for task in tasks:
-        if task.seconds is not None:
-            seconds.append(task.seconds)
-    if len(seconds) == len(tasks):
-        return sum(seconds)
-    return None
-
-
-def time_limit(tasks: Sequence[Task], workers: int, longest: str | None) -> str | None:
-    """Return the time limit of an array's jobs.
-
-    It is twice the expected time of a worker, rounded up to an hour, and at most launcher.time. It
-    is launcher.time if a run's time is unknown. It is also launcher.time if a run was begun before,
-    because its estimate may be wrong.
-    """
-    seconds = seconds_of_all(tasks)
-    was_begun = any(state.read_state(task.workplace) for task in tasks)
-    if longest is None or not seconds or was_begun:
-        return longest
-    longest_run = max(task.seconds or 0.0 for task in tasks)
-    hours = math.ceil(2 * max(seconds / workers, longest_run) / 3600)
-    if hours * 3600 < parse_time_limit(longest):
-        return f"{hours}:00:00"
-    return longest
-
-
-def describe_work(tasks: Sequence[Task], workers: int, gpus: int) -> str:
-    """Describe the GPUs of an array's jobs and, if known, the time of its runs."""
-    seconds = seconds_of_all(tasks)
-    gpus_text = f"{pluralize(gpus, 'GPU')} each"
-    if gpus and workers > 1:
-        gpus_text += f" ({gpus * workers} at once)"
-    if seconds is None:
-        return gpus_text
-    return f"{gpus_text}, about {format_duration(seconds)} in all"

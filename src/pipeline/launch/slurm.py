@@ -6,10 +6,6 @@ Arrays wait for the arrays of the level before with `afterany`, so a failure sto
 that depend on it. When all jobs are done, a last job runs the command again. It submits runs whose
 job was lost, as long as that makes progress.
 
-A plan of less than five minutes consists of the last job only, because each process imports
-libraries for seconds and each job waits in the queue. The last job computes this plan, and the runs
-that choices add, if its own resources suffice.
-
 The session's folder is `runs_dir/.slurm/<name of the plan>`. It holds the job scripts and their
 ids.
 """
@@ -23,7 +19,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,11 +32,8 @@ from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansi
 from pipeline.launch.plan_file import LOGS, Task, plan_name, publish_plan, read_plan, tasks_of
 from pipeline.launch.resources import (
     Resources,
-    describe_work,
     number_of_workers,
-    one_job_for,
     resources_of,
-    time_limit,
 )
 from pipeline.launch.slurm_commands import (
     JOB_LOST,
@@ -50,7 +43,6 @@ from pipeline.launch.slurm_commands import (
     sbatch,
 )
 from pipeline.launch.work import PLAN, Session
-from pipeline.launch.worker import work_in_job
 from pipeline.runs.disk import check_writable
 from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -62,11 +54,10 @@ from pipeline.text import pluralize
 FOLDER = ".slurm"
 DRY_RUN, SUBMIT = ".slurm-dry-run", "submit.sh"
 AGAIN_JOB = "goes-on"
-# Environment variable of the last job with its resources. Earlier failures are not retried.
+# Environment variable of the last job. Earlier failures are not retried.
 CONTINUES = "PIPELINE_CONTINUES"
 # Slurm's names for a limit of submitted jobs, and of tasks in an array.
 SUBMIT_LIMIT = re.compile(r"(Max|Grp)\w*Submit|job submit limit|[Ii]nvalid job array specification")
-NO_GRES = re.compile(r"[Ii]nvalid generic resource|gres", re.ASCII)
 REQUEUE = requeue_lines("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
 # After a stop signal the last job is requeued. Otherwise 75 says that submitted jobs continue.
 GOES_ON = requeue_lines("${SLURM_JOB_ID}", ' && [ -n "$ASKED" ]') + f"\n{COMPLETED}"
@@ -79,8 +70,6 @@ def execute(
     earlier: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Submit the unfinished runs, unless jobs of the same plan are in the queue.
-
-    The last job may compute the runs instead.
 
     Args:
         launcher: the configuration.
@@ -112,16 +101,10 @@ def execute(
     tasks = tasks_of(unfinished, history.predict, {key: kind.name for key, kind in kinds.items()})
     tasks.sort(key=lambda task: task.level)
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
-    if launcher.workers:
-        one_job = None
-    else:
-        one_job = one_job_for(tasks, resources.values())
-    if one_job:
-        tasks = [replace(task, level=0, kind=one_job.name) for task in tasks]
     if launcher.dry_run:
         folder = runs_dir / DRY_RUN
         shutil.rmtree(folder, ignore_errors=True)
-        Submission(launcher, name, Session(folder, tasks), resources, one_job, []).submit(again)
+        Submission(launcher, name, Session(folder, tasks), resources, []).submit(again)
         show_dry_run(folder)
     with hold_lease(runs_dir / FOLDER / "submitting", "submitting"):
         queue = {
@@ -142,13 +125,10 @@ def execute(
         other_jobs = sorted(
             {job.partition("_")[0] for job, script in queue.items() if shares_runs(script, tasks)}
         )
-        # A kind's name begins with the name of a kind that requests less.
-        makes_it = one_job and os.environ.get(CONTINUES, "").startswith(one_job.name)
-        if session.left and not makes_it:
+        if session.left:
             if goes_further(session):
-                submitted = Submission(
-                    launcher, name, session, resources, one_job, other_jobs
-                ).submit(again)
+                submission = Submission(launcher, name, session, resources, other_jobs)
+                submitted = submission.submit(again)
             else:
                 reasons = {
                     array: why_lost(array, folder)
@@ -156,10 +136,6 @@ def execute(
                 }
                 session.failed |= {task.hash: reasons[task.array] for task in session.ready()}
                 session.look()
-    if session.left and makes_it:
-        work_in_job(folder, 0, session.left[0].kind, requeued=False)
-        session.look()
-        submitted = f"{pluralize(len(session.left), 'run')} computed by others"
     failed = session.failures(tasks)
     if not session.left:
         return failed
@@ -193,8 +169,8 @@ def why_lost(array: str, folder: Path) -> str:
 def log_of(array: str, folder: Path) -> tuple[str | None, Path | None]:
     """Return the job id of an array and the newest log of its tasks.
 
-    If there is no array of that name, the last job is used, which computes or submits the remaining
-    runs. The job id is None if there is no last job either.
+    If there is no array of that name, the last job is used, which submits the remaining runs. The
+    job id is None if there is no last job either.
     """
     logs = folder.parents[1] / LOGS
     of_array, of_last_job = folder / f"{array}.job", folder / f"{AGAIN_JOB}.job"
@@ -236,7 +212,6 @@ class Submission:
         name: the name of the plan.
         session: the tasks.
         resources: by kind.
-        one_job: resources of the only job of a short plan.
         before: jobs that the first arrays wait for.
         jobs: submitted job id -> number of tasks.
     """
@@ -245,7 +220,6 @@ class Submission:
     name: str
     session: Session
     resources: Mapping[str, Resources]
-    one_job: Resources | None
     before: list[str]
     jobs: dict[str, int] = field(default_factory=dict)
 
@@ -255,10 +229,7 @@ class Submission:
         After an error or a signal, all submitted jobs are cancelled.
         """
         try:
-            if again and self.one_job:
-                submitted = len(self.session.left)
-            else:
-                submitted = self.submit_arrays()
+            submitted = self.submit_arrays()
             arrays = len(self.jobs)
             if again:
                 self.submit_again(again)
@@ -272,10 +243,7 @@ class Submission:
             raise
         remaining = len(self.session.left) - submitted
         then = f", {remaining} more when these are done" if remaining else ""
-        jobs = "one job"
-        if arrays:
-            jobs = pluralize(arrays, "array")
-        return f"{pluralize(submitted, 'run')} submitted as {jobs}{then}"
+        return f"{pluralize(submitted, 'run')} submitted as {pluralize(arrays, 'array')}{then}"
 
     def submit_arrays(self) -> int:
         """Submit an array for each level and kind, and return the number of their runs.
@@ -314,7 +282,7 @@ class Submission:
         return submitted
 
     def submit_again(self, again: Sequence[str]) -> None:
-        """Submit the last job, which runs the same command again or computes a short plan.
+        """Submit the last job, which runs the same command again.
 
         At the site's limit of jobs, tasks of the last arrays are cancelled to make room, and other
         jobs compute their runs. If only one task is left, the last job is not submitted.
@@ -324,14 +292,13 @@ class Submission:
             if not word.startswith("launcher.dry_run="):
                 words.append(word)
         command = ["-m", "pipeline", *words, *config_dir_flags()]
-        if self.one_job:
-            resources, runs = (self.one_job, self.session.left)
-        else:
-            resources, runs = (Resources(0, None), [])
         options = ["--job-name", f"{self.name}-{AGAIN_JOB}"]
         while True:
             self.before = [*self.jobs] or self.before
-            if self.submit_job(AGAIN_JOB, command, resources, options, runs, 1, "the same command"):
+            job = self.submit_job(
+                AGAIN_JOB, command, Resources(0, None), options, [], 1, "the same command"
+            )
+            if job:
                 return
             if sum(self.jobs.values()) == 1:
                 return
@@ -364,13 +331,13 @@ class Submission:
             what: the job, for the message.
         """
         file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
-        launcher = replace(self.launcher, time=time_limit(runs, tasks, self.launcher.time))
+        launcher = self.launcher
         options = ["--requeue", *options]
         if self.before:
             options += ["--dependency", f"afterany:{':'.join(self.before)}"]
         if name == AGAIN_JOB:
             log = f"{AGAIN_JOB}-%j"
-            script = script_of(launcher, command, GOES_ON, {CONTINUES: resources.name})
+            script = script_of(launcher, command, GOES_ON, {CONTINUES: "1"})
         else:
             log = "%A_%a"
             script = script_of(launcher, command)
@@ -384,9 +351,8 @@ class Submission:
             raise
         file.with_suffix(".job").write_text(job)
         if runs:
-            work = describe_work(runs, tasks, resources.gpus)
-            limit = launcher.time or "of the site"
-            purpose = f" for {pluralize(len(runs), 'run')}, {work}, time limit {limit}"
+            gpus, limit = pluralize(resources.gpus, "GPU"), launcher.time or "of the site"
+            purpose = f" for {pluralize(len(runs), 'run')}, {gpus} each, time limit {limit}"
         else:
             purpose = ", when these are done"
         self.tell(f"job {job}: {what}{purpose}")
@@ -491,25 +457,7 @@ def submit_script(
         raise
     except PipelineError as error:
         file.unlink()
-        knobs = {
-            key: getattr(launcher, key) for key in (partition, "account", "qos", "time", "memory")
-        }
-        words = []
-        for knob, value in knobs.items():
-            if value is not None:
-                words.append(f"launcher.{knob}={value}")
-        words.append(pluralize(resources.gpus, "GPU"))
-        if cpus:
-            words.append(pluralize(cpus, "core"))
-        words += own_options
-        text = f"{error}; requested: {', '.join(words)}"
-        if NO_GRES.search(str(error)):
-            text += (
-                ". If GPUs are not gres named gpu on this site, set launcher.gpus=0 and the site's"
-                " own option, "
-                """'launcher.options=["--gpus-per-node=1"]'"""
-            )
-        raise PipelineError(text) from error
+        raise PipelineError(f"{error}; requested: {shlex.join(arguments)}") from error
 
 
 def script_of(

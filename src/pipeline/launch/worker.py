@@ -99,14 +99,13 @@ def work_here(folder: str, places: str, number: str) -> int:
     return 0
 
 
-def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> int:
+def work_in_job(folder: Path, level: int, kind: str) -> int:
     """Compute the free runs of a level and kind, and of the levels before it.
 
     Args:
         folder: the session.
         level: the level of the Slurm array.
         kind: the name of the array's resources.
-        requeued: whether exit status 75 requeues the job.
 
     Returns:
         The exit status: 1 if a run of this job failed, otherwise 0.
@@ -121,7 +120,7 @@ def work_in_job(folder: Path, level: int, kind: str, requeued: bool = True) -> i
         return task.level <= level and task.kind == kind
 
     def compute_in_job(task: Task, begin: Callable[[], None]) -> None:
-        if requeued and tasks_made and task.stage in ("sft", "cpt") and not has_time_for(task):
+        if tasks_made and task.stage in ("sft", "cpt") and not has_time_for(task):
             raise SystemExit(UNFINISHED)
         tasks_made.append(task)
         with suppress(OSError, subprocess.TimeoutExpired):  # job names are run names

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import PipelineError, suggest
-from pipeline.hub.addresses import REPOSITORY
 from pipeline.hub.lock import pinned_as, read_lock
 from pipeline.models.checkpoint import read_json, refuse_pickles
 from pipeline.models.files import ADAPTER_CONFIG, BESIDE_WEIGHTS, IDENTIFYING_SUFFIXES
@@ -131,18 +130,10 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
         PipelineError: If the folder has neither.
     """
     folder = Path(os.path.normpath(folder))
-    typed = f"./{folder}"
-    if folder.is_absolute() or folder.parts[:1] == ("..",):
-        typed = str(folder)
     if not folder.is_dir():
-        where = hint = ""
-        if not folder.is_absolute():
-            where = f" of {Path.cwd()}"
-        if re.fullmatch(REPOSITORY, str(folder)) and not Path(folder.parts[0]).is_dir():
-            hint = f", or hub:{folder} for a model on the Hub"
         raise PipelineError(
-            f"{knob}={typed} is not a folder{where}. Name a finished run, or a folder with a"
-            f" model{hint}."
+            f"{knob}={folder} is not a folder of {Path.cwd()}. Name a finished run, a folder with a"
+            " model, or hub:org/name."
         )
     manifest = read_manifest(folder)
     if manifest is not None:
@@ -153,7 +144,7 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
     if not has_config or not has_weights:
         refuse_pickles(folder)
         raise PipelineError(
-            f"{knob}={typed} has no {MANIFEST}, so it is not a finished run, "
+            f"{knob}={folder} has no {MANIFEST}, so it is not a finished run, "
             f"and no config.json or {ADAPTER_CONFIG} with *.safetensors, so it is not a model"
         )
     for path in files:

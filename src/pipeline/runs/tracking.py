@@ -7,7 +7,6 @@ key is configured, otherwise offline, and never prompts. A failure of W&B ends n
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import netrc
 import os
@@ -234,6 +233,8 @@ def track_report(
     Its id covers the runs that it reports, so that the same report, written again, is the same W&B
     run.
     """
+    import pandas as pd
+
     ids = {parent.name: parent_id(parent) for parent in parents}
     identity = " ".join([job_type, name, *sorted(ids.values())])
     described = {
@@ -245,25 +246,8 @@ def track_report(
     }
     with open_run(folder, tracking, **described) as tracker:
         for path in sorted(folder.glob("*.csv")):
-            with open(path, encoding="utf-8", newline="") as stream:
-                names, *rows = csv.reader(stream)
-            columns = [numbers_or_texts(column) for column in zip(*rows, strict=True)]
-            typed_rows = [list(row) for row in zip(*columns, strict=True)]
-            tracker.table(path.stem, names, typed_rows)
+            frame = pd.read_csv(path, keep_default_na=False, na_values=[""]).astype(object)
+            rows = frame.where(frame.notna(), None).to_numpy().tolist()
+            tracker.table(path.stem, list(frame.columns), rows)
         for path in sorted(folder.glob("plots/*.svg")):
             tracker.figure(path)
-
-
-def numbers_or_texts(column: Iterable[str]) -> list[float | None] | list[str | None]:
-    """Return a column of a CSV file as numbers if all its values are, so that W&B sorts by them.
-
-    Empty values are None.
-    """
-    texts = [text or None for text in column]
-    numbers: list[float | None] = []
-    for text in texts:
-        try:
-            numbers.append(None if text is None else float(text))
-        except ValueError:
-            return texts
-    return numbers

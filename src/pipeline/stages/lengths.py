@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -135,25 +134,8 @@ def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float)
         micro: The rows of a micro-batch.
         limit: The length that rows are truncated to.
     """
-    shares = shares_of_longest(len(lengths), rows, micro)
-    return sum(share * min(length, limit) for share, length in zip(shares, lengths, strict=True))
-
-
-@lru_cache(maxsize=256)
-def shares_of_longest(count: int, rows: int, micro: int) -> tuple[float, ...]:
-    """Return for each of `count` sorted values how often it is the longest of a micro-batch.
-
-    A step's `rows` are drawn from the values and sorted. The shares are differences of binomial
-    tails.
-    """
-
-    def up_to(share: float) -> float:
-        """Return the mean share of micro-batches whose longest value is in this lower share."""
-        chances = []
-        for k in range(rows + 1):
-            chances.append(math.comb(rows, k) * share**k * (1 - share) ** (rows - k))
-        tails = [sum(chances[longest:]) for longest in range(micro, rows + 1, micro)]
-        return statistics.fmean(tails)
-
-    edges = [up_to(number / count) for number in range(count + 1)]
-    return tuple(upper - lower for lower, upper in pairwise(edges))
+    longest = []
+    for rank in range(micro, rows + 1, micro):
+        place = int(len(lengths) * (rank - 0.5) / rows)
+        longest.append(min(lengths[place], limit))
+    return statistics.fmean(longest)
