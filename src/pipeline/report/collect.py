@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,6 @@ from pipeline.report.report_state import overrides_of
 from pipeline.report.stored import StoredAnswers, first_failure, page_text
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
-from pipeline.runs.lineage import another_base, is_adapter_of_elsewhere
 from pipeline.runs.manifest import Malformed, Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
@@ -92,8 +91,6 @@ def gather_results(
         git=git_state(),
         machine=dict(sorted(machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(versions.items()))},
-        computed={"Contamination": describe_overlaps(runs)},
-        other_bases=describe_other_bases(runs),
         contrasts=contrasts,
         declared=bool(plan.compare),
         primary=table.primary,
@@ -132,50 +129,6 @@ def command_of(config: TableStage) -> str:
     if config.runs_dir != TableStage.runs_dir:
         overrides += [f"runs_dir={config.runs_dir}"]
     return shlex.join(["python", "-m", "pipeline", *overrides])
-
-
-def describe_other_bases(runs: Iterable[Run]) -> list[str]:
-    """Return a sentence for each external adapter that was used on another base than its own."""
-    uses = set()
-    for run in runs:
-        base = run.parents.get("base")
-        if base is None:
-            continue
-        address = base.name
-        if base.folder.is_dir():
-            address = str(base.folder)
-        for parent in run.parents.values():
-            if not isinstance(parent, Run) and is_adapter_of_elsewhere(parent.folder):
-                uses.add((parent.name, parent.folder, base.name, address))
-    sentences = []
-    for name, adapter, base_name, address in sorted(uses):
-        own_base = another_base(adapter, address)
-        if own_base:
-            sentences.append(
-                f"{name} is an adapter of {own_base}; here it was merged with and scored on"
-                f" {base_name}."
-            )
-    return sentences
-
-
-def describe_overlaps(runs: Iterable[Run]) -> list[str]:
-    """Return how many rows of each source of data runs share an n-gram with a benchmark."""
-    sentences = []
-    for run in runs:
-        if run.config.stage != "data":
-            continue
-        manifest = read_manifest(run.folder)
-        if manifest is None:
-            continue
-        for source, count in manifest.facts.get("counts", {}).items():
-            if isinstance(count, Mapping) and "contaminated" in count:
-                rows, shared = count["rows"], count["contaminated"]
-                sentences.append(
-                    f"{run.name}, {source}: of {rows:,} rows {shared:,} share an n-gram with a"
-                    f" benchmark, {count['number_variants']:,} do so without their numbers;"
-                    f" {count['left']:,} rows were usable"
-                )
-    return sentences
 
 
 # --- runs ---

@@ -40,7 +40,7 @@ def write_report(results: Results, folder: Path) -> Path:
     refuse_unlike(results)
     notes = notes_of(results)
     marks = suspicious_scores(results)
-    headline = headline_sentences(results.contrasts, results.primary, results.languages_of_primary)
+    headline = headline_sentences(results.contrasts, results.primary)
     html, picture = page(results, headline, notes, marks)
     written = {
         "results.csv": tidy_rows(results),

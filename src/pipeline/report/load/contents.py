@@ -137,8 +137,6 @@ class Results:
         columns: The names of the columns.
         failed: run -> why it failed.
         missing: run -> why it was never started.
-        computed: title -> sentences on how the numbers were computed.
-        other_bases: Sentences on adapters that were scored on another base than their own.
         sampled: Axes with at least three trainings; intervals include their variance.
         choices: The winners of the table's `best` rules.
         contrasts: The lines of contrasts.csv.
@@ -165,8 +163,6 @@ class Results:
     versions: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     git: Mapping[str, Any] = field(default_factory=dict)
-    computed: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    other_bases: Sequence[str] = ()
     sampled: Sequence[str] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
     contrasts: Sequence[Mapping[str, Any]] = ()
@@ -212,18 +208,6 @@ class Results:
                 labels.add(run.label)
         counts = Counter(re.sub(r"-s\d+$", "", label) for label in labels)
         return max(counts.values(), default=0)
-
-    @property
-    def languages_of_primary(self) -> list[str]:
-        """The columns (or rows) with the task of the primary comparison, each in a language."""
-        if not self.primary:
-            return []
-        tasks = {}
-        for cell in self.cells:
-            tasks[cell.row] = cell.task
-            tasks[cell.column] = cell.task
-        task_of_primary = tasks.get(self.primary[2])
-        return [place for place, task in tasks.items() if task == task_of_primary]
 
     @property
     def finished(self) -> int:

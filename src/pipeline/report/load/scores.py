@@ -57,7 +57,7 @@ def refuse_several(key: str, values: Mapping[str, Any]) -> None:
 
 def notes_of(results: Results) -> list[str]:
     """Return notes on the numbers: how each task was scored, and limits of the intervals."""
-    notes = [*results.other_bases]
+    notes = []
     tasks = task_notes(results)
     if tasks:
         notes.append("; ".join(first_few(tasks, MOST_NOTES, ", in results.csv")) + ".")

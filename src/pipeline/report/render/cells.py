@@ -190,7 +190,7 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
         notes.insert(0, INTERVAL)
     if comparisons:
         notes.append(HOLM)
-    notes += [*results.merged, *results.other_bases]
+    notes += results.merged
     reasons = [*missing_lines(results), *marks]
     texts = []
     for part in ([results.title, *headline], table, comparisons, notes, reasons):
