@@ -169,17 +169,6 @@ def test_the_command_on_the_page_computes_the_table(home: Path, call: Call, tmp_
 
 def test_cells_are_exported_as_in_the_report(home: Path, call: Call, tmp_path: Path) -> None:
     folder = Path(call("stage=report", *words(home)).out.strip()).parent
-    for form, name in (("csv", "cells.csv"), ("markdown", "cells.md")):
-        assert (
-            call(
-                "stage=export",
-                *words(home),
-                f"export.format={form}",
-                f"export.to={tmp_path}/{name}",
-            ).status
-            == 0
-        )
-        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
     for replaced in (False, True):
         told = call(
             "stage=export", *words(home), "export.format=latex", f"export.to={tmp_path}/t.tex"

@@ -278,8 +278,8 @@ class Export(Knobs):
         # a file for a table, a folder for figures; a new folder or hub:org/name for a checkpoint
         None
     )
-    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; others: cells
-    format: str = knob("archive", options=("archive", "latex", "markdown", "csv", "figures"))
+    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; latex: the cells
+    format: str = knob("archive", options=("archive", "latex", "figures"))
     dtype: str | None = knob(
         None, options=("float32", "bfloat16", "float16")
     )  # dtype of the weights; null: unchanged

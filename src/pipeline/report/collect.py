@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipeline.config.stages import EvalStage, MergeStage, TableStage
+from pipeline.config.stages import EvalStage, TableStage
 from pipeline.files import config_dir_flags
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
@@ -30,7 +30,6 @@ from pipeline.runs.manifest import Malformed, Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
 from pipeline.runs.unchanged import SMALL_BYTES, damage_of, describe_change
-from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
 
 
@@ -181,7 +180,6 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
         label=run.label,
         stale=stale,
         model=model or parents.get("model", ""),
-        merge=merge_text(run),
         parents=parents,
         config={key: format_knob_value(value) for key, value in decided.items()},
         seconds=manifest.seconds,
@@ -192,21 +190,6 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
         machine=manifest.machine,
         warnings=[page_text(warning, run.folder.parent) for warning in warnings],
     )
-
-
-def merge_text(run: Run) -> str:
-    """Return what the merge that a run scores does, in its model's layers; "" for other runs."""
-    scored = run.parents.get("checkpoint")
-    merged = run
-    if isinstance(scored, Run) and isinstance(run.config, EvalStage):
-        merged = scored
-    config = merged.config
-    if not isinstance(config, EvalStage | MergeStage) or config.merge is None:
-        return ""
-    text = config.merge.described(config.partition, layers_of(merged.parents))
-    if config.merge.control:
-        return f"{text}, with the base as {', '.join(config.merge.controlled_roles())}"
-    return text
 
 
 def format_knob_value(value: Any) -> Any:

@@ -170,16 +170,13 @@ class StoredAnswers:
             raise NoScore(f"{run.name} records no {fact}")
         return float(value)
 
-    def run_of(self, key: ScoreRef | str) -> Run | None:
-        return self.table.run_of(key)
-
     def finished(self, key: ScoreRef | str) -> Run:
         """Return the run of a score, or of a spec with a fact.
 
         Raises:
             NoScore: If there is no run, or if it is unfinished.
         """
-        run = self.run_of(key)
+        run = self.table.run_of(key)
         if run is None:
             waits = "its run cannot be planned, or is still to be chosen"
             if isinstance(key, ScoreRef) and key.model in self.table.plan.chosen:

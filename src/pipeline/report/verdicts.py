@@ -26,7 +26,7 @@ from pipeline.report.claims import (
     judge_wins,
 )
 from pipeline.report.expression import lines_of
-from pipeline.report.frame import Comparison, NoScore, varied_axes
+from pipeline.report.frame import Comparison, NoScore
 from pipeline.report.metrics import stored_metric
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.report.stored import StoredAnswers
@@ -180,7 +180,7 @@ def units_of(
             units.append(Unit(name, comparison.contrast(), *comparison.values))
             continue
         frame, pairs = comparison.frame, comparison.differences()
-        axes = varied_axes(frame.plan, frame.cells, comparison.axes)
+        axes = comparison.varied
         for pair in np.ndindex(pairs.shape[:-1]):
             words = []
             if name:

@@ -256,9 +256,9 @@ def page_item(sample: Sample) -> list[Any]:
         scores += ", cut off"
     prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
     if len(prompt) > LONGEST:
-        prompt = f"[{len(prompt) - LONGEST} characters cut] …{prompt[-LONGEST:]}"
+        prompt = f"[cut] …{prompt[-LONGEST:]}"
     if len(response) > LONGEST:
-        response = f"{response[:LONGEST]}… [{len(response) - LONGEST} characters cut]"
+        response = f"{response[:LONGEST]}… [cut]"
     target, extracted = text_of(sample.get("target")), text_of(sample.get("extracted"))
     return [sample["doc_id"], sample.get("correct"), prompt, target, response, extracted, scores]
 

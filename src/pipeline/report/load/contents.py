@@ -13,9 +13,6 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 from pipeline.report.load.answers import Answers, Evaluation, Place
 from pipeline.tables.schema import TRAININGS
-from pipeline.text import first_few
-
-MOST_MERGES = 2  # named per row
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,6 @@ class RunResult:
         reason: Why it is missing.
         stale: Why it has to be recomputed, or "".
         model: The model that it scored or started from.
-        merge: What the merge that it scored does, in its model's layers.
         parents: role -> name.
         config: Settings with non-default values, by dotted names.
     """
@@ -41,7 +37,6 @@ class RunResult:
     stale: str = ""
     warnings: Sequence[str] = ()
     model: str = ""
-    merge: str = ""
     parents: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
@@ -178,26 +173,6 @@ class Results:
     def by_place(self) -> dict[tuple[str, str], CellResult]:
         """Each cell by its row and column."""
         return {(cell.row, cell.column): cell for cell in self.cells}
-
-    @property
-    def merged(self) -> list[str]:
-        """Sentences on the merges of the table, each after the row (or column) that has it."""
-        merge_of_run = {run.name: run.merge for run in self.runs}
-        by_row: dict[str, dict[str, None]] = {}
-        by_column: dict[str, dict[str, None]] = {}
-        for cell in self.cells:
-            of_row = by_row.setdefault(cell.row, {})
-            of_column = by_column.setdefault(cell.column, {})
-            for name in cell.runs:
-                merge = merge_of_run.get(name)
-                if merge:
-                    of_row[merge] = of_column[merge] = None
-        shorter = min(by_row, by_column, key=lambda merges: sum(map(len, merges.values())))
-        sentences = []
-        for name, merges in shorter.items():
-            if merges:
-                sentences.append(f"{name}: {'; '.join(first_few(list(merges), MOST_MERGES))}")
-        return sentences
 
     @property
     def seeds(self) -> int:

@@ -27,7 +27,6 @@ def cells_latex(results: Results) -> str:
         bold=BOLD,
         cell_latex=cell_latex,
         label=re.sub(r"[^\w-]", "-", results.table),
-        notes=results.merged,
     )
 
 
