@@ -175,7 +175,7 @@ def describe_pair(
 ) -> dict[str, Any]:
     """Return a line of contrasts.csv without numbers."""
     (task,) = tasks_of(plan, cells)
-    columns = COLUMNS
+    columns: tuple[str, ...] = COLUMNS
     if any(map(is_drawn, plan.table.axes.values())):
         columns += BEATS
     line: dict[str, Any] = dict.fromkeys(columns)
