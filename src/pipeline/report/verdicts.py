@@ -16,7 +16,6 @@ from pipeline.report.claims import (
     Ranked,
     Unit,
     Verdict,
-    correct_verdicts,
     judge_alike,
     judge_difference,
     judge_every,
@@ -135,7 +134,7 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
         except NoScore as error:
             verdicts[claim.id] = Verdict(claim, NOT_MADE, detail=str(error))
     verdicts |= {verdict.claim.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
-    return correct_verdicts([verdicts[claim.id] for claim in claims])
+    return [verdicts[claim.id] for claim in claims]
 
 
 def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
