@@ -56,7 +56,7 @@ def export(config: ExportStage) -> str:
 
 def export_table(config: ExportStage, to: str) -> Path:
     file, form = Path(to), config.export.format
-    check_place(file, "folder" if form == "figures" else "file")
+    check_place(file, "file")
     if form == "archive" and file.suffix != ".zip":
         raise PipelineError(
             f"export.to={file} is not the name of an archive. Set"
@@ -72,13 +72,6 @@ def export_table(config: ExportStage, to: str) -> Path:
             f"table={config.table} has no finished evaluation in {config.runs_dir}, so the export"
             " would be empty. Run stage=table first."
         )
-    if form == "figures":
-        from pipeline.report.page import write_figures
-
-        file.mkdir(exist_ok=True)
-        for reason in write_figures(results, file):
-            say(f"not drawn: {reason}")
-        return file
     if form == "latex":
         write_atomically(file, cells_latex(results))
         return file

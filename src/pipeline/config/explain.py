@@ -40,6 +40,7 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
     "export.format=lm_eval": "answers.parquet and results.csv of the report have the same answers",
     "export.format=csv": "the folder of the report has cells.csv",
+    "export.format=figures": "pipeline.report.figures draws them (docs/reference/reports.md)",
     "export.format=markdown": "the folder of the report has cells.md",
     "report.fewer": "stage=report always writes the page of what is finished now",
     "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",

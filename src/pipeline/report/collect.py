@@ -154,7 +154,7 @@ def describe_runs(
             reason = f"not made ({reasons[run.hash]})"
             missing[name] = page_text(reason, runs_dir)
         reason = page_text(reason, runs_dir)
-        results.append(RunResult(name, run.config.stage, run.folder, run.label, False, reason))
+        results.append(RunResult(name, run.config.stage, run.folder, False, reason))
     return results, missing
 
 
@@ -177,7 +177,6 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
         name=run.name,
         stage=run.config.stage,
         folder=run.folder,
-        label=run.label,
         stale=stale,
         model=model or parents.get("model", ""),
         parents=parents,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
-from pipeline.errors import PipelineError
 from pipeline.report import figures
 from pipeline.report.claims import VERDICTS
 from pipeline.report.load.answers import Answers, Place
@@ -55,7 +54,8 @@ def page(
     lines = chart_lines(results)
     chart = draw_chart(results, lines)
     shown = browsed(results.cells)
-    answered = any(has_answers(results, place) for place in shown.values())
+    answers = [results.answers.get(place, Answers()) for place in shown.values()]
+    answered = any(of_place.n for of_place in answers)
     html = render(
         "page.html.j2",
         results=results,
@@ -80,10 +80,6 @@ def page(
     return html, picture
 
 
-def has_answers(results: Results, place: Place) -> bool:
-    return place in results.answers and bool(results.answers[place].n)
-
-
 def helpers() -> dict[str, Any]:
     """Return the functions and texts that the template uses for every table."""
     return {
@@ -101,26 +97,22 @@ def context_of_cells(results: Results) -> dict[str, Any]:
         "legend": page_legend(results),
         "choices": choice_lines(results),
         "maps": maps_of(results),
-        "used": cells_by_run(results),
     }
 
 
 def context_of_runs(results: Results) -> dict[str, Any]:
     """Return the variables of the page's template that are about runs."""
-    stale, warnings, limits = [], [], []
+    stale, warnings = [], []
     for run in results.runs:
         if run.stale:
             stale.append((run.stale, run.name))
         for warning in run.warnings:
             warnings.append((warning, run.name))
-        if run.config.get("eval.limit"):
-            limits.append(run.config["eval.limit"])
     return {
         "runs": sorted(results.runs, key=run_order),
         "run_of": {run.name: run for run in results.runs},
         "stale": by_message(stale),
         "warnings": by_message(warnings),
-        "limits": limits,
         "stopped": [
             stopped_runs("failed", results.failed),
             stopped_runs("not started", results.missing),
@@ -165,20 +157,6 @@ def data_tables() -> dict[str, str]:
 # --- tables ---
 
 
-def cells_by_run(results: Results) -> dict[str, str]:
-    """Return, for each run, the cells that show its scores, or the label of a training."""
-    cells: dict[str, dict[str, None]] = {}
-    for cell in results.cells:
-        name = f"{cell.row}, {cell.column}"
-        for score in cell.scores:
-            cells.setdefault(score.run, {})[name] = None
-    used = {}
-    for run in results.runs:
-        label = run.label if run.stage in TRAININGS else ""
-        used[run.name] = "; ".join(cells.get(run.name, {})) or label
-    return used
-
-
 # --- figures ---
 
 
@@ -214,28 +192,6 @@ def maps_of(results: Results) -> list[tuple[str, str]]:
         if run.stage == "analyze" and run.finished and run.name not in shown:
             maps.append(changes_of(run.name, run.folder, len(maps)))
     return maps
-
-
-def write_figures(results: Results, folder: Path) -> list[str]:
-    """Write each figure with numbers as NAME.svg and NAME.pdf.
-
-    Returns:
-        Why other figures were not drawn.
-    """
-    missing = []
-    drawn = (
-        ("scores", figures.scores, cell_lines(results)),
-        ("contrasts", figures.contrasts, results.contrasts),
-    )
-    for name, draw, lines in drawn:
-        try:
-            figure = draw(lines)
-        except PipelineError as error:
-            missing.append(f"{name}: {error}")
-            continue
-        for form in "svg", "pdf":
-            figures.save(figure, folder / f"{name}.{form}")
-    return missing
 
 
 # --- answers ---

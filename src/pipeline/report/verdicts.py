@@ -37,36 +37,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def comparisons(
-    placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False
-) -> list[tuple[str, Comparison]]:
-    """Return the named comparison of each pair of candidates.
-
-    All pairs have to be on the claim's side, so no pair is chosen. If the claim has `than`, its own
-    places are on the left, and the places of `than` are on the right.
-
-    Args:
-        placed: The claim.
-        answers: The stored answers.
-        by_place: True for a comparison at each place, otherwise over the mean of all places.
-    """
-    places = range(len(placed.places))
-    groups: list[Sequence[int]] = [places]
-    if by_place:
-        groups = [[place] for place in places]
-    candidates = itertools.product(range(len(placed.left)), range(len(placed.right)))
-    named = []
-    for left, right in candidates:
-        for group in groups:
-            words = []
-            if by_place:
-                words.append(placed.places[group[0]])
-            words += candidate_names(placed.claim, left, right)
-            comparison = compare_candidates(placed, answers, left, right, group)
-            named.append((" ".join(words), comparison))
-    return named
-
-
 def candidate_names(claim: Claim, left: int, right: int) -> list[str]:
     """Return the names of two candidates as one text.
 
@@ -163,7 +133,9 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
 def units_of(
     placed: PlacedClaim, answers: StoredAnswers, by_place: bool, experts: bool = False
 ) -> list[Unit]:
-    """Return the units of a claim.
+    """Return the units of a claim, for each pair of candidates.
+
+    All pairs have to be on the claim's side, so no pair is chosen.
 
     Args:
         placed: The claim.
@@ -173,21 +145,24 @@ def units_of(
     """
     import numpy as np
 
+    groups: list[Sequence[int]] = [range(len(placed.places))]
+    if by_place:
+        groups = [[place] for place in range(len(placed.places))]
+    candidates = itertools.product(range(len(placed.left)), range(len(placed.right)))
     units: list[Unit] = []
-    for name, comparison in comparisons(placed, answers, by_place):
+    for (left, right), group in itertools.product(candidates, groups):
+        words = candidate_names(placed.claim, left, right)
+        if by_place:
+            words.insert(0, placed.places[group[0]])
+        comparison = compare_candidates(placed, answers, left, right, group)
         if not experts:
-            units.append(Unit(name, comparison.contrast(), *comparison.values))
+            units.append(Unit(" ".join(words), comparison.contrast(), *comparison.values))
             continue
-        frame, pairs = comparison.frame, comparison.differences()
-        axes = comparison.varied
+        frame, pairs, axes = comparison.frame, comparison.differences(), comparison.varied
         for pair in np.ndindex(pairs.shape[:-1]):
-            words = []
-            if name:
-                words.append(name)
-            for axis, level in zip(axes, pair, strict=True):
-                words.append(f"{axis}{level + 1}")
+            levels = [f"{axis}{level + 1}" for axis, level in zip(axes, pair, strict=True)]
             contrast = frame.contrast(pairs[pair], comparison.bound)
-            units.append(Unit(" ".join(words), contrast, *comparison.values))
+            units.append(Unit(" ".join([*words, *levels]), contrast, *comparison.values))
     return units
 
 

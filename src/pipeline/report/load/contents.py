@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any, NamedTuple
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 from pipeline.report.load.answers import Answers, Evaluation, Place
-from pipeline.tables.schema import TRAININGS
 
 
 @dataclass(frozen=True)
@@ -20,7 +17,6 @@ class RunResult:
     """A run behind the table, as its manifest records it.
 
     Attributes:
-        label: The name that its seeds share.
         reason: Why it is missing.
         stale: Why it has to be recomputed, or "".
         model: The model that it scored or started from.
@@ -31,7 +27,6 @@ class RunResult:
     name: str
     stage: str
     folder: Path
-    label: str = ""
     finished: bool = True
     reason: str = ""
     stale: str = ""
@@ -173,16 +168,6 @@ class Results:
     def by_place(self) -> dict[tuple[str, str], CellResult]:
         """Each cell by its row and column."""
         return {(cell.row, cell.column): cell for cell in self.cells}
-
-    @property
-    def seeds(self) -> int:
-        """The largest number of seeds of a training; 0 without trainings."""
-        labels = set()
-        for run in self.runs:
-            if run.stage in TRAININGS and run.finished:
-                labels.add(run.label)
-        counts = Counter(re.sub(r"-s\d+$", "", label) for label in labels)
-        return max(counts.values(), default=0)
 
     @property
     def finished(self) -> int:
