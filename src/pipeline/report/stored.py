@@ -250,14 +250,12 @@ class StoredAnswers:
         run = self.finished(score)
         benchmark = find_benchmark(run.config.eval.tasks[0].task)
         of_harness = benchmark is not None and benchmark.of_harness
-        of_all = NoScore(f"{metric} is of all answers together, not of each")
-        if of_harness and not answers.has_numbers(metric):
-            raise of_all
         scale = percent_factor(metric) / 100
         stored = {key: scale * value for key, value in answers.by_question(metric).items()}
         values_of_all = list(stored.values())
         if of_harness and not is_mean_of(self.number(score, metric, pair) / 100, values_of_all):
-            raise of_all  # the task computes another function of them, such as a perplexity
+            # the task computes another function of them, such as a perplexity
+            raise NoScore(f"{metric} is of all answers together, not of each")
         if not all(map(math.isfinite, values_of_all)):
             raise NoScore(f"{run.name} has an answer whose {metric} is not a finite number")
         return stored
