@@ -314,6 +314,12 @@ REFUSED = {
     "stage=export table=sandbox export.to=x export.format=lm_eval": (
         "export.format=lm_eval was removed in 0.2.0: answers.parquet and results.csv"
     ),
+    "stage=export table=sandbox export.to=x export.format=figures": (
+        "export.format=figures was removed in 0.2.0: pipeline.report.figures draws them"
+    ),
+    "stage=export table=sandbox export.to=x export.format=csv": (
+        "export.format=csv was removed in 0.2.0: the folder of the report has cells.csv"
+    ),
     "stage=report table=sandbox report.fewer=true": (
         "report.fewer was removed in 0.2.0: stage=report always writes"
     ),

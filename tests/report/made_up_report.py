@@ -153,7 +153,7 @@ def made_up(root: Path, seeds: Sequence[int] = (0,)) -> Results:
     for seed in seeds:
         for label in ("math expert", "qac expert"):
             name = f"sft-{label.replace(' ', '-')}-s{seed}"
-            runs[name] = RunResult(name, "sft", root / name, label, model="base-1", seconds=95.0)
+            runs[name] = RunResult(name, "sft", root / name, model="base-1", seconds=95.0)
     return results_of(
         cells,
         runs=runs.values(),

@@ -70,14 +70,13 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any) -> None:
         "e",
         "eval",
         folder,
-        HOSTILE,
         stale=HOSTILE,
         model=HOSTILE,
         reason=HOSTILE,
         parents={"javascript:window.hit=7": "d"},
         config={HOSTILE: HOSTILE},
     )
-    data = RunResult("d", "data", runs / "d", HOSTILE)
+    data = RunResult("d", "data", runs / "d")
     cell = CellResult(
         HOSTILE,
         HOSTILE,

@@ -62,6 +62,7 @@ def test_a_claim_is_read():
         ({"threshold": "much"}, "threshold much is neither points nor N%"),
         ({"left": []}, "left is empty"),
         ({"over": []}, "over names no row or column"),
+        ({"family": "x"}, "family needs test wilcoxon"),
         ({"test": "friedman"}, "right names the other side, and is null for friedman only"),
         ({"right": None}, "right names the other side, and is null for friedman only"),
         ({"test": "friedman", "right": None}, "friedman needs direction differ"),
@@ -165,35 +166,24 @@ def mcnemar(wins: int, losses: int) -> float:
 def test_all_of_several_units_have_the_largest_p():
     """A is +7.2 points with p 0.029, B +3.2 with p 0.0008, and "all" is tested at 0.029.
 
-    Twice that in a family of two. The family was corrected with the p of B, which is nearer to the
-    threshold.
+    B's p is nearer to the threshold.
     """
     units = [
         Unit(*unit, 0.5, 0.4)
         for unit in (("A", contrast(won(43, 25, 182))), ("B", contrast(won(14, 1, 385))))
     ]
-    every = claims.judge_every(claim(units="each", threshold=0, family="x"), units)
+    every = claims.judge_every(claim(units="each", threshold=0), units)
     assert (every.verdict, every.p) == ("shown", pytest.approx(mcnemar(43, 25)))
     assert every.difference == pytest.approx(7.2) and "from A" in every.detail
-    alone = judge_difference(claim(id="two", threshold=0, family="x"), units[0].contrast, 0.5, 0.4)
-    both = claims.correct_verdicts([every, alone])
-    assert [one.verdict for one in both] == ["undecided", "undecided"]
-    assert [one.p for one in both] == pytest.approx([2 * mcnemar(43, 25)] * 2)
 
 
-def test_a_contradiction_by_one_of_ten_units_is_corrected_before_its_family_is():
-    """One of ten units contradicts the claim with p 0.0047.
-
-    This is 0.047 by Holm over the ten, and 0.094 in a family of two.
-    """
+def test_a_contradiction_by_one_of_ten_units_is_corrected():
+    """One of ten units contradicts the claim with p 0.0047, which is 0.047 by Holm over the ten."""
     units = [Unit(f"u{at}", contrast(won(12, 10, 228)), 0.5, 0.4) for at in range(9)]
     units.append(Unit("bad", contrast(won(3, 15, 232)), 0.4, 0.5))
-    every = claims.judge_every(claim(units="each", threshold=0, family="x"), units)
+    every = claims.judge_every(claim(units="each", threshold=0), units)
     assert (every.verdict, every.p) == ("contradicted", pytest.approx(10 * mcnemar(3, 15)))
     assert every.difference == pytest.approx(-4.8) and "from bad" in every.detail
-    other = judge_difference(claim(id="two", threshold=0, family="x"), units[0].contrast, 0.5, 0.4)
-    found, _ = claims.correct_verdicts([every, other])
-    assert (found.verdict, found.p) == ("undecided", pytest.approx(20 * mcnemar(3, 15)))
     counted = claim(units="count", threshold=0)
     overall = judge_difference(counted, contrast(won(123, 105, 2272)), 0.5, 0.4)
     wins = claims.judge_wins(counted, units, overall, experts=False)
@@ -261,24 +251,6 @@ def test_four_models_cannot_be_tested_by_signs():
         both.sentence
         == "cannot be tested: the smallest possible p of 6 clusters is 0.0625 by Holm over 2"
     )
-
-
-def test_claims_of_a_family_are_corrected_together():
-    """p of 34 to 20 is 0.0568, of 36 to 20 0.0325, of 60 to 20 below 1e-5.
-
-    Two of a family leave only the last.
-    """
-    named = [
-        claim(id=name, family=family, threshold=0)
-        for name, family in (("a", "x"), ("b", "x"), ("c", ""))
-    ]
-    tests = [contrast(won(36, 20, 194)), contrast(won(34, 20, 196)), contrast(won(36, 20, 194))]
-    alone = [judge_difference(one, test, 0.5, 0.4) for one, test in zip(named, tests, strict=True)]
-    assert [one.verdict for one in alone] == ["shown", "undecided", "shown"]
-    found = claims.correct_verdicts(alone)
-    assert [one.verdict for one in found] == ["undecided", "undecided", "shown"]
-    assert found[0].p == pytest.approx(2 * alone[0].p) and found[2] == alone[2]
-    assert "p 0.0325 before Holm's correction over 2" in found[0].detail
 
 
 def test_correlations_decide():

@@ -1,36 +1,27 @@
 """What a reader sees first: the end of stage=table, and the first screen of the page."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_up_report import line_of, results_of
-from small_runs import a_run
 from test_page import Page
 
 from pipeline.report import figures
-from pipeline.report.collect import describe_other_bases
-from pipeline.report.compare import correct_contrasts, headline_sentences
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.cells import BOLD, HOLM
 from pipeline.report.render.latex import cells_latex
 from pipeline.report.stored import first_failure
 from pipeline.report.write import write_report
-from pipeline.runs.run import External
-
-SWAP = "layers 0-3 and 29 of 30 of the language expert"
 
 
 @pytest.fixture
 def report(one_language: Results, reports: Path) -> Path:
-    """Of two columns, with a swap whose layers are known."""
+    """Of two columns."""
     columns = one_language.columns[:2]
-    runs = [replace(run, merge=SWAP) if "swap" in run.name else run for run in one_language.runs]
     cells = [replace(cell, n=2) for cell in one_language.cells if cell.column in columns]
-    results = replace(one_language, runs=runs, columns=columns, cells=cells)
-    assert SWAP in cells_latex(results)
+    results = replace(one_language, columns=columns, cells=cells)
     return write_report(results, reports)
 
 
@@ -47,16 +38,14 @@ def test_the_end_of_a_table_has_verdict_intervals_p_and_legend(report: Path) -> 
         "Round brackets: 95 % confidence interval" in legend
         and "×2: computed from 2 values" in legend
     )
-    assert f"layer swap: {SWAP}" in legend
-    assert f"layer swap: {SWAP}" in (report.parent / "cells.md").read_text()
 
 
-def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(
+def test_the_first_screen_is_one_sentence_and_notes_come_last(
     report: Path,
 ) -> None:
     html, page = report.read_text(), Page(report)
     first = html[html.index('<div class="first">') : html.index('id="table"')]
-    assert first.count('<p class="headline">') == 1 and first.count("<svg") == 1 and "<li>" in first
+    assert first.count('<p class="headline">') == 1 and "<li>" in first
     table, comparisons = (
         html.index(f'aria-label="{name}"') for name in ("The table", "Comparisons")
     )
@@ -73,7 +62,6 @@ def test_the_first_screen_is_one_sentence_beside_its_scores_and_notes_come_last(
         following.index(f"python -m pipeline stage={stage} table=") for stage in ("export", "table")
     )
     assert "export.format=latex export.to=t.tex" in following[export:again]
-    assert f"layer swap: {SWAP}" in page.text
 
 
 def test_bars_share_their_axis_unless_a_number_is_no_share() -> None:
@@ -94,19 +82,6 @@ def test_bars_share_their_axis_unless_a_number_is_no_share() -> None:
     assert len({axes.get_xlim() for axes in figures.scores(lines).axes}) == 2
 
 
-def test_the_primary_comparison_is_told_in_each_language() -> None:
-    lines = [
-        line_of("swap", "math", place, 3.0, 0.4) for place in ("mgsm sw", "mgsm te", "belebele sw")
-    ]
-    lines = correct_contrasts(
-        [*lines, line_of("soup", "math", "mgsm sw", 1.0, 0.8)], ("swap", "math", "mgsm te")
-    )
-    told = headline_sentences(lines, ("swap", "math", "mgsm te"), ["mgsm sw", "mgsm te"])
-    places = [re.search(r"in “([^”]+)”", sentence) for sentence in told]
-    assert [place[1] for place in places if place] == ["mgsm te", "mgsm sw"]
-    assert told[-1].startswith("Not significant: 2 other differences.")
-
-
 def test_a_failure_is_that_of_the_first_run() -> None:
     failed = {
         "math": "no room",
@@ -117,41 +92,6 @@ def test_a_failure_is_that_of_the_first_run() -> None:
     assert [first_failure(name, failed) for name in ("eval", "swap", "math", "x", "y")] == [
         "math"
     ] * 3 + ["x", "y"]
-
-
-def test_an_adapter_of_another_base_is_named_with_both(tmp_path: Path) -> None:
-    """On the page, in Markdown, LaTeX and the terminal.
-
-    Not one that names the base by its folder or its name.
-    """
-    named = {"math": "unsloth/llama-4bit", "sw": str(tmp_path / "llama"), "te": "org/llama"}
-    (tmp_path / "llama").mkdir()
-    for name, base in named.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "adapter_config.json").write_text(
-            json.dumps({"base_model_name_or_path": base})
-        )
-    bases = {"te": External("org/llama", "0", tmp_path / "cache")}
-    runs = [
-        a_run(
-            tmp_path,
-            {
-                "checkpoint": External(name, "1", tmp_path / name),
-                "base": bases.get(name, External("llama", "2", tmp_path / "llama")),
-            },
-        )
-        for name in named
-    ]
-    sentences = describe_other_bases([*runs, *runs])
-    told = "math is an adapter of unsloth/llama-4bit; here it was merged with and scored on llama."
-    assert sentences == [told]
-    results = results_of([CellResult("math", "mgsm", 1.0)], other_bases=sentences)
-    page = write_report(results, tmp_path / "report")
-    texts = [
-        page.with_name(name).read_text(encoding="utf-8")
-        for name in ("index.html", "cells.md", "summary.txt")
-    ]
-    assert all(told in text for text in [*texts, cells_latex(results)])
 
 
 def test_bold_and_comparisons_say_over_what_their_p_are_corrected(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from made_up_report import line_of, results_of, sample, score, write_eval
 from scipy import stats
 
-from pipeline.benchmarks import chance_of, primary_metric
+from pipeline.benchmarks import primary_metric
 from pipeline.config.evaluation import Eval, EvalTask
 from pipeline.errors import PipelineError
 from pipeline.report import compare, page
@@ -152,9 +152,7 @@ def test_sanity_marks(tmp_path):
 )
 def test_chance_of_four(tmp_path, value, wanted):
     """Two standard errors of guessing are 2 * sqrt(0.25 * 0.75 / 100) = 0.0866."""
-    made = evaluated(
-        tmp_path, {"base": [sample(0, "A", False)]}, task="belebele", value=value, n=100
-    )
+    made = evaluated(tmp_path, {"base": options(4)}, task="belebele", value=value, n=100)
     assert [*samples.suspicious_scores(made)] == ([wanted] if wanted else [])
 
 
@@ -184,12 +182,6 @@ def test_options_of_stored_answers_have_a_chance_level(tmp_path, task, sizes, ch
         tmp_path / "better", {"e": options(*sizes)}, task=task, value=chance / 100 + 0.15, n=100
     )
     assert samples.suspicious_scores(made) == {}
-
-
-def test_a_list_of_choices_in_a_task_file_has_a_chance_level():
-    """Of lm_eval 0.4: A to D; no and yes; a question's own column; and no choices at all."""
-    tasks = ("mmlu_anatomy", "boolq", "arc_easy", "gsm8k")
-    assert [chance_of(task) for task in tasks] == [1 / 4, 1 / 2, None, None]
 
 
 def test_the_browser_has_the_first_evaluation_of_each_language(tmp_path):

@@ -4,15 +4,13 @@ Nothing missing is dropped, nothing unlike is compared.
 """
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_report import line_of, made_up, results_of, score, write_eval
+from made_up_report import line_of, results_of, score, write_eval
 
-from pipeline.errors import PipelineError
-from pipeline.report.load.contents import CellResult, CellScore, Results
+from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.render.cells import BEST_NOTE, cells_markdown
 from pipeline.report.write import write_report
 
@@ -140,46 +138,6 @@ def test_every_score_says_where_it_stands(tmp_path):
     }
     low, high = (float(rows["base", "exact_match"][end]) for end in ("low", "high"))
     assert (low, high) == pytest.approx((17.55, 34.30), abs=0.05)  # Wilson's interval of 25 of 100
-
-
-def harness(results: Results, runs: Any, how: dict[str, Any]) -> Results:
-    """Scored otherwise: these runs with other settings."""
-    changed = {name: replace(results.evaluations[name], settings=how) for name in runs}
-    return replace(results, evaluations={**results.evaluations, **changed})
-
-
-@pytest.mark.parametrize(
-    "how", [{"backend": "vllm"}, {"chat_template": True}, {"dtype": "bfloat16"}]
-)
-def test_unlike_ways_of_scoring_never_share_a_table(tmp_path, how):
-    two_seeds = made_up(tmp_path / "runs", [0, 1])
-    (last,) = two_seeds.cells[-1].runs[1:]
-    ((key, value),) = how.items()
-    with pytest.raises(
-        PipelineError, match=rf"{last} \(eval.{key}={value}\) were scored differently"
-    ):
-        write_report(harness(two_seeds, [last], how), tmp_path / "report")
-
-
-@pytest.mark.parametrize("how", [{"backend": "vllm"}, {"dtype": "bfloat16"}])
-def test_a_column_of_its_own_is_refused_too(tmp_path, one_language, how):
-    """Backend and dtype apply to the whole table, even if differing cells have other tasks."""
-    mine = {run for cell in one_language.cells if cell.column == "belebele" for run in cell.runs}
-    with pytest.raises(PipelineError, match="were scored differently"):
-        write_report(harness(one_language, mine, how), tmp_path / "report")
-
-
-def test_other_numbers_of_rows_are_told_where_they_change_answers(tmp_path, one_language):
-    first, *others = one_language.evaluations
-    for dtype, told in (("bfloat16", True), ("float32", False)):
-        how = {"dtype": dtype, "batch_size": 256}
-        made = harness(harness(one_language, others, how), [first], how | {"batch_size": [64, 128]})
-        page = write_report(made, tmp_path / dtype).read_text()
-        assert ("Batch sizes of 64 and 128 and 256 were mixed (eval.batch_size)" in page) is told
-        assert (
-            "Answers were computed"
-            not in write_report(harness(made, [first], how), tmp_path / "alike").read_text()
-        )
 
 
 @pytest.mark.parametrize(

@@ -173,5 +173,4 @@ def test_a_report_says_how_many_subsets_beat_the_base(
         sum(of_subsets) / 6 - values["base"], abs=1e-3
     )
     assert line["over"] == "problems subset"
-    assert "subsets better" in (folder / "summary.txt").read_text(encoding="utf-8")
     assert "Subsets in which left is better" in (folder / "index.html").read_text(encoding="utf-8")

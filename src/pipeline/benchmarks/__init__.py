@@ -80,14 +80,6 @@ def kind_of(task: str) -> Kind | None:
     return None
 
 
-def chance_of(task: str) -> float | None:
-    """Return the share of right answers by guessing, or None if answers cannot be guessed."""
-    benchmark = find_benchmark(task)
-    if benchmark:
-        return benchmark.chance
-    return None
-
-
 def lower_is_better(task: str) -> bool:
     """Return True if a lower primary metric is better."""
     benchmark = find_benchmark(task)

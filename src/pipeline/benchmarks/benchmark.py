@@ -119,13 +119,6 @@ class Benchmark:
         """The names that eval.tasks takes."""
         return self.name, *self.variants
 
-    @property
-    def chance(self) -> float | None:
-        """The share of right answers by guessing, or None if answers cannot be guessed."""
-        if self.choices:
-            return 1 / self.choices
-        return None
-
     def files(self, data_root: Path, code: str = "*") -> list[Path]:
         """Return the existing files in a language, or in all languages.
 

@@ -5,7 +5,6 @@ See export_model.py for the export of a checkpoint.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from pipeline.commands.export_model import check_place, export_model
@@ -16,12 +15,8 @@ from pipeline.files import write_atomically
 from pipeline.progress import say
 from pipeline.report.archive import write_archive
 from pipeline.report.collect import gather_results
-from pipeline.report.load.contents import Results
-from pipeline.report.render.cells import cell_lines
 from pipeline.report.render.latex import cells_latex
-from pipeline.report.render.sheets import lines_csv
 from pipeline.report.report_state import Reported
-from pipeline.report.write import write_report
 from pipeline.tables.planned_runs import Planning
 
 
@@ -29,7 +24,7 @@ def export(config: ExportStage) -> str:
     """Pack a table's results into the file export.to, or export a checkpoint."""
     settings = config.export
     if settings.to is None:
-        suffixes = {"archive": "zip", "latex": "tex", "markdown": "md", "csv": "csv"}
+        suffixes = {"archive": "zip", "latex": "tex"}
         suffix = suffixes.get(settings.format, "d")
         if config.checkpoint:
             address = "./DIR or export.to=hub:org/name"
@@ -61,7 +56,7 @@ def export(config: ExportStage) -> str:
 
 def export_table(config: ExportStage, to: str) -> Path:
     file, form = Path(to), config.export.format
-    check_place(file, "folder" if form == "figures" else "file")
+    check_place(file, "file")
     if form == "archive" and file.suffix != ".zip":
         raise PipelineError(
             f"export.to={file} is not the name of an archive. Set"
@@ -77,24 +72,7 @@ def export_table(config: ExportStage, to: str) -> Path:
             f"table={config.table} has no finished evaluation in {config.runs_dir}, so the export"
             " would be empty. Run stage=table first."
         )
-    if form == "figures":
-        from pipeline.report.page import write_figures
-
-        file.mkdir(exist_ok=True)
-        for reason in write_figures(results, file):
-            say(f"not drawn: {reason}")
-        return file
-    if form != "archive":
-        write_atomically(file, cells_text(results, form))
+    if form == "latex":
+        write_atomically(file, cells_latex(results))
         return file
     return write_archive(results, conf.table_file(config.table).read_text(encoding="utf-8"), file)
-
-
-def cells_text(results: Results, form: str) -> str:
-    """Return the table's cells as text in the form latex, markdown or csv."""
-    if form == "latex":
-        return cells_latex(results)
-    if form == "csv":
-        return lines_csv(cell_lines(results))
-    with tempfile.TemporaryDirectory() as folder:  # the headline depends on all answers
-        return write_report(results, Path(folder)).with_name("cells.md").read_text(encoding="utf-8")

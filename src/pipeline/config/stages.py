@@ -272,11 +272,11 @@ class Export(Knobs):
     """
 
     to: str | None = (
-        # a file for a table, a folder for figures; a new folder or hub:org/name for a checkpoint
+        # a file for a table; a new folder or hub:org/name for a checkpoint
         None
     )
-    # archive: the report's folder as a zip; figures: a folder of SVG and PDF; others: cells
-    format: str = knob("archive", options=("archive", "latex", "markdown", "csv", "figures"))
+    # archive: the report's folder as a zip; latex: the cells
+    format: str = knob("archive", options=("archive", "latex"))
     dtype: str | None = knob(
         None, options=("float32", "bfloat16", "float16")
     )  # dtype of the weights; null: unchanged

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pipeline.merge.merge import Merging
 
 Result = TypeVar("Result")
-OLDEST_VLLM = (0, 32)  # the first version whose answers were compared with PyTorch's
 SETTINGS = {  # vLLM's, unless the environment sets others
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a signal ends this process and vLLM together
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -227,16 +226,13 @@ def versions() -> dict[str, str]:
     """Return the versions and settings of vLLM that change answers.
 
     Raises:
-        PipelineError: vLLM is not installed, or is too old.
+        PipelineError: vLLM is not installed.
     """
     installed = {name: package_version(name) for name in ("vllm", "torch", "transformers")}
-    version = installed["vllm"]
-    if version == "absent":
+    if installed["vllm"] == "absent":
         raise PipelineError(
             "eval.backend=vllm needs vLLM. Run pip install 'cross-lingual-merging[vllm]', or use"
             " eval.backend=hf."
         )
-    if tuple(map(int, version.split(".")[:2])) < OLDEST_VLLM:
-        raise PipelineError(f"eval.backend=vllm: vLLM {version} is too old. Install 0.32 or later.")
     invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0")
     return installed | {"batch_invariant": invariant, "computed_by": "lm_eval"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from pipeline.report.metrics import stored_metric, tasks_of
 from pipeline.report.stored import VALIDATIONS, StoredAnswers, page_text
 from pipeline.runs.run import Run, parent_runs
 from pipeline.tables.plan import Candidate, Cell, Choice, ScoreRef, difference_of
-from pipeline.tables.planned_runs import Planning, primary_value
+from pipeline.tables.planned_runs import Planning
 
 
 def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
@@ -169,33 +168,21 @@ def model_role(table: Planning, score: ScoreRef | None) -> str:
 
 
 def choices_of(table: Planning) -> dict[str, Any]:
-    """Return each choice: its winner, and its candidates with their means and evaluations.
+    """Return each choice: its winner, and its candidates with their mean scores.
 
-    The mean is None while a score is missing.
+    The means are None while a score is missing.
     """
     choices = {}
     for key, choice in table.plan.choices.items():
+        means = table.candidate_values(choice) or {}
         candidates = []
-        for candidate, scores in choice.candidates.items():
-            names, numbers = [], []
-            for score in scores:
-                run = table.evaluation_of(score)
-                if run is None:
-                    continue
-                names.append(run.name)
-                number = primary_value(run)
-                if number is not None:
-                    numbers.append(number)
-            mean = None
-            if len(numbers) == len(scores):
-                mean = statistics.fmean(numbers)
-            candidates.append({**at_of(choice, candidate), "mean": mean, "scores": names})
+        for candidate in choice.candidates:
+            candidates.append({**at_of(choice, candidate), "mean": means.get(candidate)})
         chosen = table.chosen_candidate(key)
-        winner = at_of(choice, chosen) if chosen else None
         choices[key] = {
             "run": choice.run,
             "at": choice.at,
-            "chosen": winner,
+            "chosen": at_of(choice, chosen) if chosen else None,
             "candidates": candidates,
         }
     return choices

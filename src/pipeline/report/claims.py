@@ -64,7 +64,8 @@ class Claim:
             significance level.
         than: The places whose difference is subtracted, to compare the gains at two sets of places.
         units: One of UNITS.
-        family: Claims of a table with the same family are Holm-corrected together; "" for none.
+        family: Signed-rank tests of a table with the same family are Holm-corrected together; ""
+            for none.
     """
 
     file: str
@@ -267,6 +268,8 @@ def problem_of(claim: Claim) -> str:
         return "over names no row or column"
     if bool(claim.right) == (claim.test == "friedman"):
         return "right names the other side, and is null for friedman only"
+    if claim.family and claim.test != "wilcoxon":
+        return "family needs test wilcoxon"
     if claim.than and claim.units:
         return "than and units exclude each other"
     if (claim.than or claim.units) and claim.test != "difference":
@@ -549,30 +552,6 @@ def judge_ranked(claim: Claim, pairs: Sequence[Ranked], ps: Sequence[float], cou
 
 def family_of(claim: Claim) -> str:
     return claim.family or f"claim {claim.id}"
-
-
-def correct_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return verdicts with p Holm-corrected over each family of claims.
-
-    Signed-rank tests are already corrected.
-    """
-    families: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        claim = verdict.claim
-        if claim.family and claim.test != "wilcoxon" and verdict.p is not None:
-            families.setdefault(claim.family, []).append(verdict)
-    corrected: dict[str, Verdict] = {}
-    for members in families.values():
-        ps = holm([verdict.p or 0.0 for verdict in members])
-        for verdict, p in zip(members, ps, strict=True):
-            word, detail = verdict.verdict, ""
-            if p >= LEVEL:
-                word = UNDECIDED
-            if verdict.detail:
-                detail = f"{verdict.detail}; "
-            detail += f"p {verdict.p:.4f} before Holm's correction over {len(members)}"
-            corrected[verdict.claim.id] = replace(verdict, p=p, verdict=word, detail=detail)
-    return [corrected.get(verdict.claim.id, verdict) for verdict in verdicts]
 
 
 def judge_spearman(claim: Claim, correlations: Correlations, n: int) -> Verdict:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipeline.config.stages import EvalStage, MergeStage, TableStage
+from pipeline.config.stages import EvalStage, TableStage
 from pipeline.files import config_dir_flags
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
@@ -26,12 +26,10 @@ from pipeline.report.report_state import overrides_of
 from pipeline.report.stored import StoredAnswers, first_failure, page_text
 from pipeline.report.verdicts import judge_claims
 from pipeline.runs.graph import order_runs, reasons_unfinished
-from pipeline.runs.lineage import another_base, is_adapter_of_elsewhere
 from pipeline.runs.manifest import Malformed, Manifest, read_manifest
 from pipeline.runs.provenance import DISTRIBUTION, git_state, package_version
 from pipeline.runs.run import Run, flatten_dict
 from pipeline.runs.unchanged import SMALL_BYTES, damage_of, describe_change
-from pipeline.stages.merge import layers_of
 from pipeline.tables.planned_runs import Planning, stored_scores
 
 
@@ -92,8 +90,6 @@ def gather_results(
         git=git_state(),
         machine=dict(sorted(machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(versions.items()))},
-        computed={"Contamination": describe_overlaps(runs)},
-        other_bases=describe_other_bases(runs),
         contrasts=contrasts,
         declared=bool(plan.compare),
         primary=table.primary,
@@ -134,50 +130,6 @@ def command_of(config: TableStage) -> str:
     return shlex.join(["python", "-m", "pipeline", *overrides])
 
 
-def describe_other_bases(runs: Iterable[Run]) -> list[str]:
-    """Return a sentence for each external adapter that was used on another base than its own."""
-    uses = set()
-    for run in runs:
-        base = run.parents.get("base")
-        if base is None:
-            continue
-        address = base.name
-        if base.folder.is_dir():
-            address = str(base.folder)
-        for parent in run.parents.values():
-            if not isinstance(parent, Run) and is_adapter_of_elsewhere(parent.folder):
-                uses.add((parent.name, parent.folder, base.name, address))
-    sentences = []
-    for name, adapter, base_name, address in sorted(uses):
-        own_base = another_base(adapter, address)
-        if own_base:
-            sentences.append(
-                f"{name} is an adapter of {own_base}; here it was merged with and scored on"
-                f" {base_name}."
-            )
-    return sentences
-
-
-def describe_overlaps(runs: Iterable[Run]) -> list[str]:
-    """Return how many rows of each source of data runs share an n-gram with a benchmark."""
-    sentences = []
-    for run in runs:
-        if run.config.stage != "data":
-            continue
-        manifest = read_manifest(run.folder)
-        if manifest is None:
-            continue
-        for source, count in manifest.facts.get("counts", {}).items():
-            if isinstance(count, Mapping) and "contaminated" in count:
-                rows, shared = count["rows"], count["contaminated"]
-                sentences.append(
-                    f"{run.name}, {source}: of {rows:,} rows {shared:,} share an n-gram with a"
-                    f" benchmark, {count['number_variants']:,} do so without their numbers;"
-                    f" {count['left']:,} rows were usable"
-                )
-    return sentences
-
-
 # --- runs ---
 
 
@@ -202,7 +154,7 @@ def describe_runs(
             reason = f"not made ({reasons[run.hash]})"
             missing[name] = page_text(reason, runs_dir)
         reason = page_text(reason, runs_dir)
-        results.append(RunResult(name, run.config.stage, run.folder, run.label, False, reason))
+        results.append(RunResult(name, run.config.stage, run.folder, False, reason))
     return results, missing
 
 
@@ -225,10 +177,8 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
         name=run.name,
         stage=run.config.stage,
         folder=run.folder,
-        label=run.label,
         stale=stale,
         model=model or parents.get("model", ""),
-        merge=merge_text(run),
         parents=parents,
         config={key: format_knob_value(value) for key, value in decided.items()},
         seconds=manifest.seconds,
@@ -239,21 +189,6 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
         machine=manifest.machine,
         warnings=[page_text(warning, run.folder.parent) for warning in warnings],
     )
-
-
-def merge_text(run: Run) -> str:
-    """Return what the merge that a run scores does, in its model's layers; "" for other runs."""
-    scored = run.parents.get("checkpoint")
-    merged = run
-    if isinstance(scored, Run) and isinstance(run.config, EvalStage):
-        merged = scored
-    config = merged.config
-    if not isinstance(config, EvalStage | MergeStage) or config.merge is None:
-        return ""
-    text = config.merge.described(config.partition, layers_of(merged.parents))
-    if config.merge.control:
-        return f"{text}, with the base as {', '.join(config.merge.controlled_roles())}"
-    return text
 
 
 def format_knob_value(value: Any) -> Any:

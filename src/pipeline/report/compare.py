@@ -5,7 +5,7 @@ A table's primary comparison has as much weight in the correction as all others 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.stats.ranks import holm
@@ -87,19 +87,15 @@ def holm_level(count: int, is_first: bool, has_first: bool) -> float:
     return LEVEL
 
 
-def headline_sentences(
-    lines: Sequence[Line], primary: Sequence[str] = (), places: Collection[str] = ()
-) -> list[str]:
+def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> list[str]:
     """Return the result of a table, in sentences.
 
-    The first sentences are about the primary comparison, and about the same two models in `places`.
-    Then come other significant differences, and the smallest difference that the other comparisons
-    would have detected.
+    The first sentence is about the primary comparison. Then come other significant differences, and
+    the smallest difference that the other comparisons would have detected.
 
     Args:
         lines: The lines of contrasts.csv.
         primary: Left, right and place of the primary comparison.
-        places: The places of its task in other languages.
     """
     tested = [line for line in lines if line["p_holm"] is not None]
     first = [line for line in tested if line["primary"]]
@@ -108,12 +104,6 @@ def headline_sentences(
         sentences.append(missing_sentence(lines, primary))
     if not tested:
         return [*sentences, "No two models have answers to compare."]
-    elsewhere = []
-    for line in tested:
-        is_pair = [line["left"], line["right"]] == [*primary[:2]]
-        if is_pair and line["place"] in places and line not in first:
-            elsewhere.append(line)
-    first += elsewhere[: MOST_SENTENCES - 1]
     sentences += [difference_sentence(line) for line in first]
     significant, insignificant = [], []
     for line in tested:

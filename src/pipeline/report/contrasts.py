@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pipeline.benchmarks import is_measure, kind_of
-from pipeline.report.compare import PAIR, Line, correct_contrasts, holm_level, is_gain_shown
+from pipeline.report.compare import (
+    PAIR,
+    Line,
+    correct_contrasts,
+    holm_level,
+    is_gain_shown,
+    is_primary,
+)
 from pipeline.report.expression import leaf_cells, scores_of
-from pipeline.report.frame import Comparison, NoScore, varied_axes
+from pipeline.report.frame import Comparison, NoScore
 from pipeline.report.load.contents import CellResult
 from pipeline.report.metrics import stored_metric, tasks_of
 from pipeline.report.placed_claims import trainings_of
@@ -36,7 +43,6 @@ COLUMNS = (
     "missing",
     "unit",
     "chosen_of",
-    "spread",
     "trainings",
     "lower_is_better",
     "exploratory",
@@ -120,96 +126,99 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
 # --- measured ---
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A comparison before the correction over all of them.
-
-    Attributes:
-        axes: The axes of the sampled experts.
-        chosen_of: The right side is the best of this number of models, on the same questions.
-        trainings: "these", or "a sample" of three or more seeds.
-        missing: Why there is no contrast.
-        values: The values of left and right.
-        beats: The share of drawn subsets in which the left side is better, with its interval.
-    """
-
-    pair: Pair
-    unit: str
-    lower_is_better: bool
-    over: Sequence[str] = ("problems",)
-    axes: Sequence[Axis] = ()
-    chosen_of: int = 1
-    exploratory: bool = False
-    trainings: str | None = None
-    contrast: Contrast | None = None
-    values: tuple[float, float] = (0.0, 0.0)
-    missing: str | None = None
-    beats: tuple[float, float, float] | None = None
-
-    def with_result(self, comparison: Comparison) -> Measured:
-        """Return the comparison with its contrast, or with the reason why it is missing."""
-        try:
-            return replace(self, contrast=comparison.contrast(), values=comparison.values)
-        except NoScore as error:
-            return replace(self, missing=str(error))
-
-
 def measure_pairs(
     plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, int]
 ) -> tuple[list[Line], Ratios]:
     """Return the lines of contrasts.csv, and the pooled ratios of their variances.
 
-    Facts and figures have no lines.
+    Facts and figures have no lines. A variance that is estimated from three experts is imprecise.
+    Among many contrasts, some estimates are near zero, and their p would survive any correction. So
+    in each contrast the ratio of the variances between and within experts is at least the pooled
+    ratio.
     """
-    measured = []
+    lines: list[dict[str, Any]] = []
+    measured: list[tuple[dict[str, Any], list[Axis], Contrast]] = []
     for pair, chosen_of in pairs.items():
         cells = [plan.cells[key] for key in cell_keys(plan, pair)]
         metric = stored_metric(plan, cells)
-        if metric:
-            measured.append(measure_pair(plan, answers, pair, cells, metric, chosen_of))
-    contrasts = []
-    for comparison in measured:
-        if comparison.contrast:
-            contrasts.append((comparison.axes, comparison.contrast))
-    ratios = pooled_ratios(contrasts)
-    return contrast_lines(measured, ratios, plan.table.primary), ratios
+        if not metric:
+            continue
+        line = describe_pair(plan, pair, cells, metric)
+        line["chosen_of"] = chosen_of
+        lines.append(line)
+        try:
+            comparison = compare_cells(plan, cells, metric, answers)
+            line |= facts_of_comparison(plan, cells, comparison, line["lower_is_better"])
+            contrast = comparison.contrast()
+        except NoScore as error:
+            line["missing"] = str(error)
+            continue
+        line["left_value"], line["right_value"] = (100 * value for value in comparison.values)
+        measured.append((line, [(metric, axis) for axis in comparison.varied], contrast))
+    ratios = pooled_ratios((axes, contrast) for _, axes, contrast in measured)
+    tested = [line for line, _, _ in measured if not line["exploratory"]]
+    primary = plan.table.primary
+    count = len(tested)
+    if primary and not any(is_primary(line, primary) for line in tested):
+        count += 1  # a missing primary comparison keeps its half
+    for line, axes, contrast in measured:
+        level = LEVEL
+        if not line["exploratory"]:
+            level = holm_level(count, is_primary(line, primary), bool(primary))
+        raised = contrast.with_least_between([ratios[axis] for axis in axes])
+        line |= numbers_of(raised, level)
+    return correct_contrasts(lines, primary), ratios
 
 
-def measure_pair(
-    plan: TablePlan,
-    answers: StoredAnswers,
-    pair: Pair,
-    cells: Sequence[Cell],
-    metric: str,
-    chosen_of: int,
-) -> Measured:
+def describe_pair(
+    plan: TablePlan, pair: Pair, cells: Sequence[Cell], metric: str
+) -> dict[str, Any]:
+    """Return a line of contrasts.csv without numbers."""
     (task,) = tasks_of(plan, cells)
-    sampled = averaged_axes(plan, cells)
-    varied = varied_axes(plan, cells, sampled)
-    unit = "bits" if is_measure(metric) else "points"
-    trainings = None
+    columns: tuple[str, ...] = COLUMNS
+    if any(map(is_drawn, plan.table.axes.values())):
+        columns += BEATS
+    line: dict[str, Any] = dict.fromkeys(columns)
+    line |= zip(PAIR, pair, strict=True)
+    line["over"] = " ".join(["problems", *averaged_axes(plan, cells)])
+    line["unit"] = "bits" if is_measure(metric) else "points"
+    line["lower_is_better"] = less_is_better(str(task), metric)
+    line["exploratory"] = bool(plan.table.family) and pair[2] not in plan.table.family
+    return line
+
+
+def facts_of_comparison(
+    plan: TablePlan, cells: Sequence[Cell], comparison: Comparison, lower: bool
+) -> dict[str, Any]:
+    """Return what a line says of trainings and drawn subsets.
+
+    `trainings` is "these", or "a sample" of three or more seeds. With `lower`, less is better.
+    """
+    facts: dict[str, Any] = {}
+    varied = comparison.varied
     if any(trainings_of(plan, score.model) for score, _ in scores_of(plan, cells)):
-        trainings = "a sample" if varied else "these"
-    family = plan.table.family
-    measured = Measured(
-        pair,
-        unit,
-        less_is_better(str(task), metric),
-        over=["problems", *sampled],
-        chosen_of=chosen_of,
-        exploratory=bool(family) and pair[2] not in family,
-        trainings=trainings,
-    )
-    try:
-        comparison = compare_cells(plan, cells, metric, answers)
-    except NoScore as error:
-        return replace(measured, missing=str(error))
+        facts["trainings"] = "a sample" if varied else "these"
     drawn = [axis for axis in varied if is_drawn(plan.table.axes[axis])]
     if drawn:
-        beats = share_of_wins(comparison, drawn, measured.lower_is_better)
-        measured = replace(measured, beats=beats)
-    axes = [(metric, axis) for axis in varied]
-    return replace(measured, axes=axes).with_result(comparison)
+        shares = share_of_wins(comparison, drawn, lower)
+        facts |= zip(BEATS, [100 * share for share in shares], strict=True)
+    return facts
+
+
+def numbers_of(contrast: Contrast, level: float) -> dict[str, Any]:
+    """Return the numbers of a line of contrasts.csv, in points or bits.
+
+    `level` is the level of the detectable difference.
+    """
+    return {
+        "difference": 100 * contrast.difference,
+        "low": 100 * contrast.low,
+        "high": 100 * contrast.high,
+        "p": contrast.p,
+        "n": contrast.n,
+        "discordant": contrast.discordant,
+        "detectable": 100 * contrast.detectable(level),
+    }
 
 
 def is_drawn(values: Mapping[Any, Any]) -> bool:
@@ -233,73 +242,6 @@ def share_of_wins(
     share = float((differences > 0).mean())
     low, high = wilson_interval(share, len(differences))
     return share, low, high
-
-
-def contrast_lines(
-    measured: Sequence[Measured], ratios: Ratios, primary: Sequence[str]
-) -> list[Line]:
-    """Return the lines of contrasts.csv.
-
-    A variance that is estimated from three experts is imprecise. Among many contrasts, some
-    estimates are near zero, and their p would survive any correction. So in each contrast the ratio
-    of the variances between and within experts is at least the pooled ratio. Detectable differences
-    are at the level of Holm's correction. The primary comparison has half of the error rate.
-    """
-    count = 0
-    is_primary_tested = False
-    for comparison in measured:
-        if comparison.contrast is None:
-            continue
-        count += not comparison.exploratory
-        if [*comparison.pair] == [*primary]:
-            is_primary_tested = True
-    if primary and not is_primary_tested:
-        count += 1  # a missing primary comparison keeps its half
-    has_beats = any(comparison.beats for comparison in measured)
-    lines = []
-    for comparison in measured:
-        level = LEVEL
-        if not comparison.exploratory:
-            level = holm_level(count, [*comparison.pair] == [*primary], bool(primary))
-        line = contrast_line(comparison, ratios, level)
-        if has_beats:
-            line |= dict.fromkeys(BEATS)
-        if comparison.beats:
-            for name, share in zip(BEATS, comparison.beats, strict=True):
-                line[name] = 100 * share
-        lines.append(line)
-    return correct_contrasts(lines, primary)
-
-
-def contrast_line(measured: Measured, ratios: Ratios, level: float) -> dict[str, Any]:
-    """Return a line of contrasts.csv, with its numbers in points or bits.
-
-    `level` is the level of the detectable difference.
-    """
-    line: dict[str, Any] = dict.fromkeys(COLUMNS)
-    line |= zip(PAIR, measured.pair, strict=True)
-    line["over"] = " ".join(measured.over)
-    for name in ("missing", "unit", "chosen_of", "trainings", "lower_is_better", "exploratory"):
-        line[name] = getattr(measured, name)
-    if measured.contrast is None:
-        return line
-    least = [ratios.get(axis, 0.0) for axis in measured.axes]
-    contrast = measured.contrast.with_least_between(least)
-    left, right = measured.values
-    line |= {
-        "left_value": 100 * left,
-        "right_value": 100 * right,
-        "difference": 100 * contrast.difference,
-        "low": 100 * contrast.low,
-        "high": 100 * contrast.high,
-        "p": contrast.p,
-        "n": contrast.n,
-        "discordant": contrast.discordant,
-        "detectable": 100 * contrast.detectable(level),
-    }
-    if contrast.spread is not None:
-        line["spread"] = 100 * contrast.spread
-    return line
 
 
 def pooled_ratios(measured: Iterable[tuple[Sequence[Any], Contrast]]) -> dict[Any, float]:
@@ -368,8 +310,8 @@ def contrast_of_results(
         contrast = comparison.contrast()
     except NoScore:
         return None
-    axes = varied_axes(plan, cells, comparison.axes)
-    return contrast.with_least_between([ratios.get((metric, axis), 0.0) for axis in axes])
+    least = [ratios.get((metric, axis), 0.0) for axis in comparison.varied]
+    return contrast.with_least_between(least)
 
 
 def best_of(

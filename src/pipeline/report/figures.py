@@ -41,8 +41,8 @@ def scores(report: str | Path | Lines) -> Figure:
     Diamonds are the published numbers.
 
     Args:
-        report: The report's folder, or the lines of its cells.csv. Lines may have `best` and
-            `chance`, which are drawn too.
+        report: The report's folder, or the lines of its cells.csv. Lines may have `best`,
+            which is drawn too.
     """
     lines = [line for line in _read(report, "cells.csv") if line["value"] is not None]
     values, ends = [], []
@@ -64,9 +64,6 @@ def _draw_score(axes: Axes, line: Mapping[str, Any], height: int) -> None:
     axes.annotate(f"{value:.1f}", (end, height), (4, 0), **style)
     if published is not None:
         axes.plot(published, height, "D", color=COLOURS["muted"], ms=4)
-    chance = line.get("chance")
-    if chance:
-        axes.axvline(chance, color=COLOURS["warn"], lw=1, ls="--")
 
 
 def contrasts(report: str | Path | Lines) -> Figure:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.report.expression import Key, evaluate, is_plain_mean, lines_of
+from pipeline.report.expression import Key, evaluate, is_plain_mean
 from pipeline.stats.contrast import Contrast, contrast, corpus_contrast
 from pipeline.stats.statistics import DRAWS, NormalTest, half_weights, halved_means, share_interval
 from pipeline.stats.translations import copies_of, corpus_scores, counts_of, drawn_scores
@@ -360,11 +360,15 @@ class Comparison:
         right = self.side(self.right, means, means)
         return float(left[0]), float(right[0])
 
-    def differences(self) -> np.ndarray:
-        """Return left minus right by question: (levels of each sampled axis ..., N).
+    @property
+    def varied(self) -> list[str]:
+        """The sampled axes that have several values in a cell."""
+        means = self.frame.means
+        shape = self.difference(means, means, self.axes).shape[:-1]
+        return [axis for axis, size in zip(self.axes, shape, strict=True) if size > 1]
 
-        Axes of one value are left out.
-        """
+    def differences(self) -> np.ndarray:
+        """Return left minus right by question: (levels of each varied axis ..., N)."""
         difference = self.difference(self.frame.means, self.frame.answers, self.axes)
         levels = [size for size in difference.shape[:-1] if size > 1]
         return difference.reshape([*levels, difference.shape[-1]])
@@ -378,18 +382,3 @@ class Comparison:
         if not all(is_plain_mean(self.frame.plan, cell) for cell in self.frame.cells):
             estimate, draws = self.frame.split_half(self.difference)
         return self.frame.contrast(self.differences(), self.bound, estimate, draws)
-
-
-def varied_axes(plan: TablePlan, cells: Sequence[Cell], axes: Sequence[str]) -> list[str]:
-    """Return the axes that have several values in a cell.
-
-    `Comparison.differences` keeps these axes.
-    """
-    varied = []
-    for axis in axes:
-        levels: dict[int, set[Any]] = {}
-        for line in lines_of(plan, cells):
-            levels.setdefault(id(line.leaf), set()).add(line.item.at.get(axis))
-        if any(len(values - {None}) > 1 for values in levels.values()):
-            varied.append(axis)
-    return varied

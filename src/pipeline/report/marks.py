@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
-from pipeline.benchmarks import chance_of, is_measure, primary_metric
+from pipeline.benchmarks import is_measure
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
@@ -50,25 +50,6 @@ def mark_lines(marks: Marks) -> list[str]:
     return lines
 
 
-def chance_in(cell: CellResult, answers: Mapping[Place, Answers]) -> float | None:
-    """Return the share of right answers by guessing in a cell, or None if it has no options."""
-    stored = Answers()
-    sources = score_rows_of([cell])
-    if sources:
-        stored = answers.get(sources[0].place, stored)
-    return chance_of_score(cell.task, cell.metric, stored)
-
-
-def chance_of_score(task: str, metric: str, answers: Answers) -> float | None:
-    """Return the share of right answers by guessing.
-
-    It follows from the options of the stored answers, otherwise from the benchmark.
-    """
-    if not (metric or primary_metric(task)[0]).startswith("acc"):
-        return None
-    return answers.chance or chance_of(task)
-
-
 def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
     value, n = score.value, answers.n
     if score.reason:
@@ -89,8 +70,8 @@ def _marks(score: ScoreRow, answers: Answers) -> Iterator[tuple[str, str]]:
 
 
 def _chance_marks(score: ScoreRow, value: float, answers: Answers) -> Iterator[tuple[str, str]]:
-    chance = chance_of_score(score.task, score.metric, answers)
-    if not score.n or not chance:
+    chance = answers.chance
+    if not score.n or not chance or not score.metric.startswith("acc"):
         return
     error = 2 * standard_error(chance, score.n)
     if value > chance + error:

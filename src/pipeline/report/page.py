@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
-from pipeline.errors import PipelineError
-from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.report import figures
 from pipeline.report.claims import VERDICTS
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import CellResult, Results, RunResult, score_rows_of
-from pipeline.report.marks import Marks, browsed, chance_in
+from pipeline.report.load.contents import Results, RunResult
+from pipeline.report.marks import Marks, browsed
 from pipeline.report.render.cells import (
     BOLD,
     by_message,
@@ -50,28 +47,23 @@ ANSWERS = "<!--answers-->"  # replaced by JSON; other text of the page has no un
 MOST_BARS, MOST_PANELS = 60, 24  # rows and columns of a figure; larger tables have no figure
 
 
-class CellLine(NamedTuple):
-    """A line that a click on a cell shows: a text, the run that it leads to, and the link text."""
-
-    text: str
-    run: str = ""
-    link: str = ""
-
-
 def page(
     results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks
 ) -> tuple[str, str]:
     """Return index.html of a report, and its figure of scores as SVG, or ""."""
-    charts = draw_charts(results)
+    lines = chart_lines(results)
+    chart = draw_chart(results, lines)
     shown = browsed(results.cells)
-    answered = any(has_answers(results, place) for place in shown.values())
+    answers = [results.answers.get(place, Answers()) for place in shown.values()]
+    answered = any(of_place.n for of_place in answers)
     html = render(
         "page.html.j2",
         results=results,
         headline=headline,
         notes=notes,
         marks=marks,
-        charts=charts,
+        chart=chart,
+        lines=lines,
         answered=answered,
         bundle=data_tables() if answered else {},
         **helpers(),
@@ -83,19 +75,14 @@ def page(
         data = answer_data(shown, results.answers, MOST_BYTES - len(html.encode()))
     html = html.replace(ANSWERS, environment().from_string("{{ data|tojson }}").render(data=data))
     picture = ""
-    if charts.all:
-        picture = re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", charts.all) + "\n"
+    if chart:
+        picture = re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", chart) + "\n"
     return html, picture
-
-
-def has_answers(results: Results, place: Place) -> bool:
-    return place in results.answers and bool(results.answers[place].n)
 
 
 def helpers() -> dict[str, Any]:
     """Return the functions and texts that the template uses for every table."""
     return {
-        "lines_of": lines_of,
         "difference_of": cell_difference,
         "group_reasons": group_reasons,
         "bold": BOLD,
@@ -110,26 +97,22 @@ def context_of_cells(results: Results) -> dict[str, Any]:
         "legend": page_legend(results),
         "choices": choice_lines(results),
         "maps": maps_of(results),
-        "used": cells_by_run(results),
     }
 
 
 def context_of_runs(results: Results) -> dict[str, Any]:
     """Return the variables of the page's template that are about runs."""
-    stale, warnings, limits = [], [], []
+    stale, warnings = [], []
     for run in results.runs:
         if run.stale:
             stale.append((run.stale, run.name))
         for warning in run.warnings:
             warnings.append((warning, run.name))
-        if run.config.get("eval.limit"):
-            limits.append(run.config["eval.limit"])
     return {
         "runs": sorted(results.runs, key=run_order),
         "run_of": {run.name: run for run in results.runs},
         "stale": by_message(stale),
         "warnings": by_message(warnings),
-        "limits": limits,
         "stopped": [
             stopped_runs("failed", results.failed),
             stopped_runs("not started", results.missing),
@@ -174,97 +157,24 @@ def data_tables() -> dict[str, str]:
 # --- tables ---
 
 
-def lines_of(cell: CellResult) -> list[CellLine]:
-    """Return the lines that a click on a cell shows.
-
-    They say why it has no number, and list the scores behind it and its runs without scores, such
-    as unfinished runs and trainings.
-    """
-    lines = [CellLine(cell.missing)] if cell.missing else []
-    by_language: dict[str, list[CellLine]] = {}
-    for _, score, row in score_rows_of([cell]):
-        words = [row.where]
-        for axis, value in score.at.items():
-            if value != row.where:
-                words.append(f"{axis} {value}")
-        number = None
-        if row.value is not None:
-            number = percent_factor(row.metric) * row.value
-        link = cell.decimal(number) or score.run
-        by_language.setdefault(row.where, []).append(CellLine(", ".join(words), score.run, link))
-    for of_language in by_language.values():
-        lines += of_language
-    shown = {line.run for line in lines}
-    axes_of = {score.run: score.at for score in cell.scores}
-    for run in cell.runs:
-        if run not in shown:
-            axes = axes_of.get(run, {})
-            words = [f"{axis} {value}" for axis, value in axes.items()]
-            lines.append(CellLine(", ".join(words), run, run))
-    return lines
-
-
-def cells_by_run(results: Results) -> dict[str, str]:
-    """Return, for each run, the cells that show its scores, or the label of a training."""
-    cells: dict[str, dict[str, None]] = {}
-    for cell in results.cells:
-        name = f"{cell.row}, {cell.column}"
-        for score in cell.scores:
-            cells.setdefault(score.run, {})[name] = None
-    used = {}
-    for run in results.runs:
-        label = run.label if run.stage in TRAININGS else ""
-        used[run.name] = "; ".join(cells.get(run.name, {})) or label
-    return used
-
-
 # --- figures ---
 
 
-@dataclass(frozen=True)
-class Charts:
-    """The page's charts of scores as SVG, or "".
-
-    Attributes:
-        lines: The lines of cells.csv that are drawn.
-        all: The chart of all columns.
-        first: The chart of one column, for the first screen.
-    """
-
-    lines: Sequence[Mapping[str, Any]]
-    all: str = ""
-    first: str = ""
-
-
-def draw_charts(results: Results) -> Charts:
-    """Draw the charts, if the table is small enough."""
-    lines = chart_lines(results)
-    columns = [line["column"] for line in lines]
-    is_large = len(results.rows) > MOST_BARS or len(set(columns)) > MOST_PANELS
-    if not lines or is_large:
-        return Charts(lines)
+def draw_chart(results: Results, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the chart of the scores as SVG, or "" if the table is too large."""
+    columns = {line["column"] for line in lines}
+    if not lines or len(results.rows) > MOST_BARS or len(columns) > MOST_PANELS:
+        return ""
     title = "Scores by row: the numbers are in the table above"
-    all_columns = draw_svg(lambda: figures.scores(lines), "scores", title)
-    column = ""
-    for name in [*results.primary[2:], *columns]:
-        if name in results.columns:
-            column = name
-            break
-    of_column = [line for line in lines if line["column"] == column]
-    first = ""
-    if of_column:
-        first = draw_svg(lambda: figures.scores(of_column), "first", f"Scores in {column}")
-    return Charts(lines, all_columns, first)
+    return draw_svg(lambda: figures.scores(lines), "scores", title)
 
 
 def chart_lines(results: Results) -> list[dict[str, Any]]:
-    """Return the lines of cells.csv that are scores, with `best` and `chance`."""
+    """Return the lines of cells.csv that are scores, with `best`."""
     lines = []
     for cell, line in zip(results.cells, cell_lines(results), strict=True):
         if cell.task and cell.value is not None:
-            chance = chance_in(cell, results.answers)
-            percent = 100 * chance if chance else None
-            lines.append({**line, "best": cell.best, "chance": percent})
+            lines.append({**line, "best": cell.best})
     return lines
 
 
@@ -282,28 +192,6 @@ def maps_of(results: Results) -> list[tuple[str, str]]:
         if run.stage == "analyze" and run.finished and run.name not in shown:
             maps.append(changes_of(run.name, run.folder, len(maps)))
     return maps
-
-
-def write_figures(results: Results, folder: Path) -> list[str]:
-    """Write each figure with numbers as NAME.svg and NAME.pdf.
-
-    Returns:
-        Why other figures were not drawn.
-    """
-    missing = []
-    drawn = (
-        ("scores", figures.scores, cell_lines(results)),
-        ("contrasts", figures.contrasts, results.contrasts),
-    )
-    for name, draw, lines in drawn:
-        try:
-            figure = draw(lines)
-        except PipelineError as error:
-            missing.append(f"{name}: {error}")
-            continue
-        for form in "svg", "pdf":
-            figures.save(figure, folder / f"{name}.{form}")
-    return missing
 
 
 # --- answers ---

@@ -14,7 +14,7 @@ from pipeline.report.expression import is_open_choice, is_plain_mean, leaf_cells
 from pipeline.report.metrics import metrics_of, tasks_of
 from pipeline.tables.plan import Cell, Item, TablePlan
 from pipeline.tables.planned_runs import Planning
-from pipeline.tables.schema import PLACEHOLDER, TRAININGS
+from pipeline.tables.schema import TRAININGS
 
 RANKED = (
     "friedman",
@@ -105,7 +105,8 @@ class Grid:
             if name in self.across:
                 places.append(name)
             elif name in written:
-                places += matching_sides(name, self.across, self.plan, written)
+                expanded = [side for side in self.across if side not in written]
+                places += matching_sides(name, expanded, self.plan)
             elif name in table.axes:
                 axes.append(name)
             elif name == SEED:
@@ -361,22 +362,16 @@ def average_candidates(plan: TablePlan, item: Item) -> Item:
     return replace(item, readings=tuple(readings), choice=None)
 
 
-def matching_sides(
-    name: str, across: Sequence[str], plan: TablePlan, written: Sequence[str]
-) -> list[str]:
+def matching_sides(name: str, across: Sequence[str], plan: TablePlan) -> list[str]:
     """Return the rows (or columns) that a name with {axis} in it expands to."""
-    pattern, end = "", 0
-    for hole in PLACEHOLDER.finditer(name):
-        values = ".+"
-        if not hole[2]:
-            axis_values = plan.table.axes.get(hole[1], ())
-            values = "|".join(re.escape(str(value)) for value in axis_values)
-        pattern += re.escape(name[end : hole.start()])
-        pattern += f"(?:{values})"
-        end = hole.end()
-    expression = re.compile(pattern + re.escape(name[end:]))
-    expanded = [side for side in across if side not in written]
-    return [side for side in expanded if expression.fullmatch(side)]
+    parts = []
+    for index, part in enumerate(re.split(r"\{(.*?)\}", name)):
+        if index % 2:
+            values = [re.escape(str(value)) for value in plan.table.axes.get(part, ())]
+            parts.append(f"(?:{'|'.join(values) or '.+'})")
+        else:
+            parts.append(re.escape(part))
+    return [side for side in across if re.fullmatch("".join(parts), side)]
 
 
 def check_claims(planning: Planning) -> None:

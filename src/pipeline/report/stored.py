@@ -170,16 +170,13 @@ class StoredAnswers:
             raise NoScore(f"{run.name} records no {fact}")
         return float(value)
 
-    def run_of(self, key: ScoreRef | str) -> Run | None:
-        return self.table.run_of(key)
-
     def finished(self, key: ScoreRef | str) -> Run:
         """Return the run of a score, or of a spec with a fact.
 
         Raises:
             NoScore: If there is no run, or if it is unfinished.
         """
-        run = self.run_of(key)
+        run = self.table.run_of(key)
         if run is None:
             waits = "its run cannot be planned, or is still to be chosen"
             if isinstance(key, ScoreRef) and key.model in self.table.plan.chosen:
@@ -253,14 +250,12 @@ class StoredAnswers:
         run = self.finished(score)
         benchmark = find_benchmark(run.config.eval.tasks[0].task)
         of_harness = benchmark is not None and benchmark.of_harness
-        of_all = NoScore(f"{metric} is of all answers together, not of each")
-        if of_harness and not answers.has_numbers(metric):
-            raise of_all
         scale = percent_factor(metric) / 100
         stored = {key: scale * value for key, value in answers.by_question(metric).items()}
         values_of_all = list(stored.values())
         if of_harness and not is_mean_of(self.number(score, metric, pair) / 100, values_of_all):
-            raise of_all  # the task computes another function of them, such as a perplexity
+            # the task computes another function of them, such as a perplexity
+            raise NoScore(f"{metric} is of all answers together, not of each")
         if not all(map(math.isfinite, values_of_all)):
             raise NoScore(f"{run.name} has an answer whose {metric} is not a finite number")
         return stored

@@ -16,7 +16,6 @@ from pipeline.report.claims import (
     Ranked,
     Unit,
     Verdict,
-    correct_verdicts,
     judge_alike,
     judge_difference,
     judge_every,
@@ -26,7 +25,7 @@ from pipeline.report.claims import (
     judge_wins,
 )
 from pipeline.report.expression import lines_of
-from pipeline.report.frame import Comparison, NoScore, varied_axes
+from pipeline.report.frame import Comparison, NoScore
 from pipeline.report.metrics import stored_metric
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.report.stored import StoredAnswers
@@ -36,36 +35,6 @@ from pipeline.tables.plan import Cell, TablePlan
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-def comparisons(
-    placed: PlacedClaim, answers: StoredAnswers, by_place: bool = False
-) -> list[tuple[str, Comparison]]:
-    """Return the named comparison of each pair of candidates.
-
-    All pairs have to be on the claim's side, so no pair is chosen. If the claim has `than`, its own
-    places are on the left, and the places of `than` are on the right.
-
-    Args:
-        placed: The claim.
-        answers: The stored answers.
-        by_place: True for a comparison at each place, otherwise over the mean of all places.
-    """
-    places = range(len(placed.places))
-    groups: list[Sequence[int]] = [places]
-    if by_place:
-        groups = [[place] for place in places]
-    candidates = itertools.product(range(len(placed.left)), range(len(placed.right)))
-    named = []
-    for left, right in candidates:
-        for group in groups:
-            words = []
-            if by_place:
-                words.append(placed.places[group[0]])
-            words += candidate_names(placed.claim, left, right)
-            comparison = compare_candidates(placed, answers, left, right, group)
-            named.append((" ".join(words), comparison))
-    return named
 
 
 def candidate_names(claim: Claim, left: int, right: int) -> list[str]:
@@ -135,7 +104,7 @@ def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
         except NoScore as error:
             verdicts[claim.id] = Verdict(claim, NOT_MADE, detail=str(error))
     verdicts |= {verdict.claim.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
-    return correct_verdicts([verdicts[claim.id] for claim in claims])
+    return [verdicts[claim.id] for claim in claims]
 
 
 def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -164,7 +133,9 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
 def units_of(
     placed: PlacedClaim, answers: StoredAnswers, by_place: bool, experts: bool = False
 ) -> list[Unit]:
-    """Return the units of a claim.
+    """Return the units of a claim, for each pair of candidates.
+
+    All pairs have to be on the claim's side, so no pair is chosen.
 
     Args:
         placed: The claim.
@@ -174,21 +145,24 @@ def units_of(
     """
     import numpy as np
 
+    groups: list[Sequence[int]] = [range(len(placed.places))]
+    if by_place:
+        groups = [[place] for place in range(len(placed.places))]
+    candidates = itertools.product(range(len(placed.left)), range(len(placed.right)))
     units: list[Unit] = []
-    for name, comparison in comparisons(placed, answers, by_place):
+    for (left, right), group in itertools.product(candidates, groups):
+        words = candidate_names(placed.claim, left, right)
+        if by_place:
+            words.insert(0, placed.places[group[0]])
+        comparison = compare_candidates(placed, answers, left, right, group)
         if not experts:
-            units.append(Unit(name, comparison.contrast(), *comparison.values))
+            units.append(Unit(" ".join(words), comparison.contrast(), *comparison.values))
             continue
-        frame, pairs = comparison.frame, comparison.differences()
-        axes = varied_axes(frame.plan, frame.cells, comparison.axes)
+        frame, pairs, axes = comparison.frame, comparison.differences(), comparison.varied
         for pair in np.ndindex(pairs.shape[:-1]):
-            words = []
-            if name:
-                words.append(name)
-            for axis, level in zip(axes, pair, strict=True):
-                words.append(f"{axis}{level + 1}")
+            levels = [f"{axis}{level + 1}" for axis, level in zip(axes, pair, strict=True)]
             contrast = frame.contrast(pairs[pair], comparison.bound)
-            units.append(Unit(" ".join(words), contrast, *comparison.values))
+            units.append(Unit(" ".join([*words, *levels]), contrast, *comparison.values))
     return units
 
 

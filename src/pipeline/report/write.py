@@ -21,7 +21,7 @@ from pathlib import Path
 from pipeline.files import write_atomically
 from pipeline.report.compare import headline_sentences
 from pipeline.report.load.contents import Results
-from pipeline.report.load.scores import notes_of, refuse_unlike
+from pipeline.report.load.scores import notes_of
 from pipeline.report.marks import mark_lines, suspicious_scores
 from pipeline.report.page import page
 from pipeline.report.render.cells import cell_lines, cells_markdown, summary_text
@@ -34,13 +34,12 @@ def write_report(results: Results, folder: Path) -> Path:
     """Write the report of one table into `folder` and return the path of its index.html.
 
     Raises:
-        PipelineError: If evaluations were scored differently, or a file is truncated.
+        PipelineError: If a file is truncated.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    refuse_unlike(results)
     notes = notes_of(results)
     marks = suspicious_scores(results)
-    headline = headline_sentences(results.contrasts, results.primary, results.languages_of_primary)
+    headline = headline_sentences(results.contrasts, results.primary)
     html, picture = page(results, headline, notes, marks)
     written = {
         "results.csv": tidy_rows(results),

@@ -110,17 +110,6 @@ class Contrast:
         """Return the two-sided p of a true difference of `threshold`."""
         return self.test.p(threshold)
 
-    @property
-    def spread(self) -> float | None:
-        """The measured standard deviation of the difference from expert to expert.
-
-        None without an axis of experts, and with two axes.
-        """
-        if len(self.parts) != 1:
-            return None
-        (part,) = self.parts
-        return math.sqrt(part.added * part.experts)
-
     def detectable(self, level: float = LEVEL, spread: float | None = None) -> float:
         """Return the difference that this test detects at a level with POWER.
 

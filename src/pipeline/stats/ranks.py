@@ -55,7 +55,7 @@ def friedman(
         ValueError: For fewer than three treatments or two blocks.
     """
     import numpy as np
-    from scipy.stats import chi2, rankdata
+    from scipy.stats import friedmanchisquare, rankdata
 
     array = np.asarray(scores, dtype=float)
     blocks, treatments = array.shape
@@ -63,31 +63,23 @@ def friedman(
         raise ValueError(
             f"Friedman's test needs three treatments and two blocks, not {treatments} and {blocks}."
         )
-    ranks = rankdata(-array, axis=1)  # (blocks, treatments)
-    statistic = float(_chi_squared(ranks, ranks.sum(axis=0)))
+    ranks = rankdata(array, axis=1)  # (blocks, treatments)
+    if not np.ptp(ranks):
+        return Friedman(0.0, 1.0, 1.0)
+    statistic, p = friedmanchisquare(*array.T)
     rows_of_cluster: dict[Hashable, list[int]] = {}
     for row, cluster in enumerate(range(blocks) if clusters is None else clusters):
         rows_of_cluster.setdefault(cluster, []).append(row)
     rng = np.random.default_rng(seed)
+    middle = blocks * (treatments + 1) / 2  # the sum of a treatment's ranks without an effect
+    observed = np.sum((ranks.sum(axis=0) - middle) ** 2)  # it orders permutations as chi-squared
     sums = np.zeros((PERMUTATIONS, treatments))
     for rows in rows_of_cluster.values():
         order = np.argsort(rng.random((PERMUTATIONS, treatments)), axis=1)
         sums += ranks[rows].sum(axis=0)[order]
-    reached = np.sum(_chi_squared(ranks, sums) >= statistic - 1e-9)
+    reached = np.sum(np.sum((sums - middle) ** 2, axis=1) >= observed - 1e-9)
     permuted = float((1 + reached) / (1 + PERMUTATIONS))
-    return Friedman(statistic, float(chi2.sf(statistic, treatments - 1)), permuted)
-
-
-def _chi_squared(ranks: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """Return the statistics (...,) of sums of ranks (..., treatments); 0 if all ranks are tied."""
-    import numpy as np
-
-    blocks, treatments = ranks.shape
-    untied = np.sum(ranks**2) - blocks * treatments * (treatments + 1) ** 2 / 4
-    centred = np.sum((sums - blocks * (treatments + 1) / 2) ** 2, axis=-1)
-    if untied > 0:
-        return (treatments - 1) * centred / untied
-    return np.zeros_like(centred)
+    return Friedman(float(statistic), float(p), permuted)
 
 
 def wilcoxon(

@@ -21,6 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate.metrics import INVALID, finite_or_none
 from pipeline.evaluate.records import Sample, ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
+from pipeline.report.frame import NoScore
 from pipeline.stats.statistics import value_per_question
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ class Answers:
     """One model's answers to one task in one language (or pair).
 
     Attributes:
-        file: The file, for errors.
         chance: The share of right answers by guessing among stored options.
         first: The first questions, as the page shows them.
         scores: metric -> doc_id -> the stored value.
@@ -64,7 +64,6 @@ class Answers:
         groups: doc_id -> passage, for tasks with passages.
     """
 
-    file: str = ""
     n: int = 0
     unparsed: int = 0
     cut_off: int = 0
@@ -74,12 +73,6 @@ class Answers:
     texts: dict[Any, tuple[str, str]] = field(default_factory=dict)
     groups: dict[Any, Any] = field(default_factory=dict)
 
-    def has_numbers(self, metric: str) -> bool:
-        """Return True if each answer has a number of a metric."""
-        stored = self.scores.get(metric, {})
-        are_numbers = all(isinstance(value, int | float) for value in stored.values())
-        return are_numbers and len(stored) == self.n
-
     def by_question(self, metric: str) -> Vector:
         """Return doc_id -> score.
 
@@ -87,19 +80,21 @@ class Answers:
         (`value_per_question`).
 
         Raises:
-            PipelineError: If an answer has no such metric. Names the file.
+            NoScore: If an answer has no number of the metric.
         """
-        with one_sentence(self.file, metric):
-            stored = self.scores[metric]
+        stored = self.scores.get(metric, {})
+        try:
+            if len(stored) < self.n:
+                raise ValueError
             parts = []
             for score in stored.values():
                 if isinstance(score, list):
                     parts.append((int(score[0]), float(score[1])))
-            if len(stored) < self.n:
-                raise KeyError(metric)
             if parts:
                 return value_per_question(parts, is_measure(metric))
             return {at: float(stored[at]) for at in stored}
+        except (TypeError, ValueError, IndexError):
+            raise NoScore(f"{metric} is of all answers together, not of each") from None
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -123,16 +118,15 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 @contextmanager
-def one_sentence(where: str, metric: str = "") -> Iterator[None]:
+def one_sentence(where: str) -> Iterator[None]:
     try:
         yield
     except PipelineError:
         raise
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        what = "something other than answers"
-        if metric:
-            what = f"an answer without {metric}"
-        raise PipelineError(f"{where} contains {what}. Rerun it with redo=true.") from error
+        raise PipelineError(
+            f"{where} contains something other than answers. Rerun it with redo=true."
+        ) from error
 
 
 def sample_files(folder: Path) -> Iterator[tuple[Place, Sequence[Sample]]]:
@@ -210,7 +204,6 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
     if kind_of(task) not in ("choice", "text"):
         unparsed = sum(sample.get("extracted") in (None, "", INVALID) for sample in samples)
     answers = Answers(
-        file=file_of(*place),
         n=len(samples),
         unparsed=unparsed,
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
@@ -256,9 +249,9 @@ def page_item(sample: Sample) -> list[Any]:
         scores += ", cut off"
     prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
     if len(prompt) > LONGEST:
-        prompt = f"[{len(prompt) - LONGEST} characters cut] …{prompt[-LONGEST:]}"
+        prompt = f"[cut] …{prompt[-LONGEST:]}"
     if len(response) > LONGEST:
-        response = f"{response[:LONGEST]}… [{len(response) - LONGEST} characters cut]"
+        response = f"{response[:LONGEST]}… [cut]"
     target, extracted = text_of(sample.get("target")), text_of(sample.get("extracted"))
     return [sample["doc_id"], sample.get("correct"), prompt, target, response, extracted, scores]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +10,6 @@ from typing import Any, NamedTuple
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.claims import Verdict
 from pipeline.report.load.answers import Answers, Evaluation, Place
-from pipeline.tables.schema import TRAININGS
-from pipeline.text import first_few
-
-MOST_MERGES = 2  # named per row
 
 
 @dataclass(frozen=True)
@@ -23,11 +17,9 @@ class RunResult:
     """A run behind the table, as its manifest records it.
 
     Attributes:
-        label: The name that its seeds share.
         reason: Why it is missing.
         stale: Why it has to be recomputed, or "".
         model: The model that it scored or started from.
-        merge: What the merge that it scored does, in its model's layers.
         parents: role -> name.
         config: Settings with non-default values, by dotted names.
     """
@@ -35,13 +27,11 @@ class RunResult:
     name: str
     stage: str
     folder: Path
-    label: str = ""
     finished: bool = True
     reason: str = ""
     stale: str = ""
     warnings: Sequence[str] = ()
     model: str = ""
-    merge: str = ""
     parents: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
@@ -137,8 +127,6 @@ class Results:
         columns: The names of the columns.
         failed: run -> why it failed.
         missing: run -> why it was never started.
-        computed: title -> sentences on how the numbers were computed.
-        other_bases: Sentences on adapters that were scored on another base than their own.
         sampled: Axes with at least three trainings; intervals include their variance.
         choices: The winners of the table's `best` rules.
         contrasts: The lines of contrasts.csv.
@@ -165,8 +153,6 @@ class Results:
     versions: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     git: Mapping[str, Any] = field(default_factory=dict)
-    computed: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    other_bases: Sequence[str] = ()
     sampled: Sequence[str] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
     contrasts: Sequence[Mapping[str, Any]] = ()
@@ -182,48 +168,6 @@ class Results:
     def by_place(self) -> dict[tuple[str, str], CellResult]:
         """Each cell by its row and column."""
         return {(cell.row, cell.column): cell for cell in self.cells}
-
-    @property
-    def merged(self) -> list[str]:
-        """Sentences on the merges of the table, each after the row (or column) that has it."""
-        merge_of_run = {run.name: run.merge for run in self.runs}
-        by_row: dict[str, dict[str, None]] = {}
-        by_column: dict[str, dict[str, None]] = {}
-        for cell in self.cells:
-            of_row = by_row.setdefault(cell.row, {})
-            of_column = by_column.setdefault(cell.column, {})
-            for name in cell.runs:
-                merge = merge_of_run.get(name)
-                if merge:
-                    of_row[merge] = of_column[merge] = None
-        shorter = min(by_row, by_column, key=lambda merges: sum(map(len, merges.values())))
-        sentences = []
-        for name, merges in shorter.items():
-            if merges:
-                sentences.append(f"{name}: {'; '.join(first_few(list(merges), MOST_MERGES))}")
-        return sentences
-
-    @property
-    def seeds(self) -> int:
-        """The largest number of seeds of a training; 0 without trainings."""
-        labels = set()
-        for run in self.runs:
-            if run.stage in TRAININGS and run.finished:
-                labels.add(run.label)
-        counts = Counter(re.sub(r"-s\d+$", "", label) for label in labels)
-        return max(counts.values(), default=0)
-
-    @property
-    def languages_of_primary(self) -> list[str]:
-        """The columns (or rows) with the task of the primary comparison, each in a language."""
-        if not self.primary:
-            return []
-        tasks = {}
-        for cell in self.cells:
-            tasks[cell.row] = cell.task
-            tasks[cell.column] = cell.task
-        task_of_primary = tasks.get(self.primary[2])
-        return [place for place, task in tasks.items() if task == task_of_primary]
 
     @property
     def finished(self) -> int:

@@ -1,12 +1,8 @@
-"""Notes on how the scores of a table were computed, and a check that they can be compared."""
+"""Notes on how the scores of a table were computed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pipeline.benchmarks import find_benchmark
-from pipeline.errors import PipelineError
 from pipeline.report.load.contents import Results, score_rows_of
 from pipeline.text import first_few
 
@@ -19,45 +15,9 @@ METRICS = {
 MOST_NOTES = 20  # tasks listed by name
 
 
-def refuse_unlike(results: Results) -> None:
-    """Raise PipelineError if evaluations that share a table were scored differently.
-
-    All need the same backend and dtype. The evaluations of a cell also need the same use of a chat
-    template.
-    """
-    backends, dtypes = {}, {}
-    for cell in results.cells:
-        chat_templates = {}
-        for score in cell.scores:
-            if score.run in results.evaluations:
-                settings = results.evaluations[score.run].settings
-                backends[score.run] = settings.get("backend", "hf")
-                dtypes[score.run] = settings.get("dtype", "auto")
-                chat_templates[score.run] = settings.get("chat_template", False)
-        refuse_several("eval.chat_template", chat_templates)
-    refuse_several("eval.backend", backends)
-    refuse_several("eval.dtype", dtypes)
-
-
-def refuse_several(key: str, values: Mapping[str, Any]) -> None:
-    """Raise PipelineError unless all runs have the same value of a key.
-
-    `values` has the value of each run.
-    """
-    first: dict[Any, str] = {}  # value -> a run that has it
-    for name, value in values.items():
-        first.setdefault(value, name)
-    if len(first) > 1:
-        runs = ", ".join(f"{name} ({key}={value})" for value, name in first.items())
-        raise PipelineError(
-            f"{runs} were scored differently and cannot share a table. Score all with the same"
-            " setting, for example every.eval.dtype=float32."
-        )
-
-
 def notes_of(results: Results) -> list[str]:
     """Return notes on the numbers: how each task was scored, and limits of the intervals."""
-    notes = [*results.other_bases]
+    notes = []
     tasks = task_notes(results)
     if tasks:
         notes.append("; ".join(first_few(tasks, MOST_NOTES, ", in results.csv")) + ".")
@@ -67,25 +27,11 @@ def notes_of(results: Results) -> list[str]:
                 "Seed variance is not included in intervals and p, which needs at least three"
                 " seeds."
             )
-    dtypes: set[str] = set()
-    batches: set[int] = set()
-    for evaluation in results.evaluations.values():
-        dtype = evaluation.settings.get("dtype")
-        sizes = evaluation.settings.get("batch_size", [])
-        if dtype:
-            dtypes.add(dtype)
-        if not isinstance(sizes, list):
-            sizes = [sizes]
-        if dtype != "float32":
-            batches.update(sizes)
-    if len(batches) > 1:
-        mixed = " and ".join(map(str, sorted(batches)))
-        notes.append(
-            f"Batch sizes of {mixed} were mixed (eval.batch_size); below float32 this changes some"
-            " answers."
-        )
-    if dtypes:
-        notes.append(f"Scored in {' and '.join(sorted(dtypes))}.")
+    for name, verb in (("dtype", "in"), ("backend", "by")):
+        settings = [evaluation.settings for evaluation in results.evaluations.values()]
+        values = {str(how[name]) for how in settings if name in how}
+        if values:
+            notes.append(f"Scored {verb} {' and '.join(sorted(values))}.")
     return notes
 
 

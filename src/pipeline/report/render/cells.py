@@ -162,7 +162,7 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
         "cells.md.j2",
         results=results,
         headline=headline,
-        notes=[*legend(results, PUBLISHED), *results.merged, *notes],
+        notes=[*legend(results, PUBLISHED), *notes],
         rows=cell_texts(results),
         lines=[*choice_lines(results), *missing_lines(results)],
         named_at_most=NAMED_AT_MOST,
@@ -190,7 +190,6 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
         notes.insert(0, INTERVAL)
     if comparisons:
         notes.append(HOLM)
-    notes += [*results.merged, *results.other_bases]
     reasons = [*missing_lines(results), *marks]
     texts = []
     for part in ([results.title, *headline], table, comparisons, notes, reasons):
@@ -207,10 +206,6 @@ def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     heads = ["difference", "in", "points", "95 % interval", "p", "p (Holm)"]
     rows = [comparison_row(line) for line in first]
-    if any(line.get("beats") is not None for line in first):
-        heads.append("subsets better")
-        for row, line in zip(rows, first, strict=True):
-            row.append(subsets_text(line))
     aligned = align_columns([heads, *rows], range(2, len(heads)))
     if len(tested) > len(first):
         aligned.append(f"and {len(tested) - len(first)} more, in contrasts.csv")
@@ -227,14 +222,6 @@ def comparison_row(line: Mapping[str, Any]) -> list[str]:
         p_text(line["p"]).removeprefix("= "),
         p_text(line["p_holm"]).removeprefix("= "),
     ]
-
-
-def subsets_text(line: Mapping[str, Any]) -> str:
-    """Return the percent of drawn subsets whose left side is better, with its interval."""
-    share, low, high = line.get("beats"), line.get("beats_low"), line.get("beats_high")
-    if share is None:
-        return ""
-    return f"{share:.0f} % ({low:.0f} to {high:.0f})"
 
 
 def missing_lines(results: Results) -> list[str]:

@@ -12,13 +12,11 @@ from pipeline.report.templates import latex_text, render
 def cells_latex(results: Results) -> str:
     """Return the text of a .tex file with the table's cells.
 
-    It has a caption, a label and the number of seeds.
+    It has a caption and a label.
     """
     captions = [results.title.rstrip(".") + "."]
     if any(cell.best for cell in results.cells):
         captions.append(BOLD.partition(",")[0] + ".")
-    if results.seeds:
-        captions.append(f"Seeds of each training: {results.seeds}.")
     captions += baseline_notes(results)
     return render(
         "table.tex.j2",
@@ -27,7 +25,6 @@ def cells_latex(results: Results) -> str:
         bold=BOLD,
         cell_latex=cell_latex,
         label=re.sub(r"[^\w-]", "-", results.table),
-        notes=[*results.merged, *results.other_bases],
     )
 
 
