@@ -243,7 +243,7 @@ def change(file: Path, number: int, **values: Any) -> None:
             {"question": "absent"},
             "has no column 'question', but answer, answer_number, ",
         ),
-        ("mgsm", "mgsm/qac/test.jsonl", {"answer": "14"}, "line 3: answer must be null, got '14'"),
+        ("mgsm", "mgsm/qac/test.jsonl", {"answer": "14"}, "row 3: answer must be null, got '14'"),
         (
             "mgsm",
             "mgsm/qac/test.jsonl",
@@ -272,7 +272,7 @@ def change(file: Path, number: int, **values: Any) -> None:
             "global_mmlu",
             "global_mmlu/qac/test.jsonl",
             {"answer": "absent"},
-            "one of A, B, C, D, got no such column",
+            "no column 'answer'",
         ),
         ("global_mmlu", "global_mmlu/qac/dev.jsonl", {"subject": "absent"}, "no column 'subject'"),
         (

@@ -22,8 +22,7 @@ def define(ask: Ask) -> list[TaskSpec]:
         (test,) = local_files(ask, "xcopa", ask.split)
         rows_of(
             test,
-            {**dict.fromkeys(COLUMNS, str), "label": int},
-            {"question": ("cause", "effect"), "label": (0, 1)},
+            {**dict.fromkeys(COLUMNS, str), "question": ("cause", "effect"), "label": (0, 1)},
         )
         check_exemplars(ask, "xcopa", 0, test)  # the exemplars of the stock task are on the Hub
         read_from(body, test=test)

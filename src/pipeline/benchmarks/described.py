@@ -73,8 +73,7 @@ def define(name: str, data: Row, ask: Ask) -> list[TaskSpec]:
         data: `stock`, the harness' files of a language and of English; `files`, split -> the files
             of eval.split=test and dev; `path`, their place below data_root (NAME/LANGUAGE);
             `exemplars`, the split of few-shot examples, `scored` if they are the first rows of the
-            scored split, or null; `holds`, column -> its type or its values; `optional`, the same
-            for columns that rows may lack; `least`, column -> the least number of texts.
+            scored split, or null; `holds`, column -> its type or its values.
         ask: the request.
 
     Raises:
@@ -159,21 +158,7 @@ def check_local_files(name: str, data: Row, ask: Ask, paths: dict[str, Path]) ->
 
 
 def read_rows(file: Path, data: Row, data_root: Path | None) -> list[Row]:
-    types: dict[str, type] = {}
-    options: dict[str, tuple[str | int, ...]] = {}
-    for column, kind in data["holds"].items():
-        if isinstance(kind, str):
-            types[column] = TYPES[kind]
-        else:
-            options[column] = tuple(kind)
-    optional = {column: TYPES[kind] for column, kind in data.get("optional", {}).items()}
-    rows = rows_of(file, types, options, optional, data_root)
-    for column, least in data.get("least", {}).items():
-        for number, row in enumerate(rows, start=1):
-            texts = row[column]
-            if len(texts) < least or not all(isinstance(text, str) for text in texts):
-                raise PipelineError(
-                    f"{file}, row {number}: {column} must hold {least} texts, as the prompt shows"
-                    " them. Correct the row."
-                )
-    return rows
+    holds = {}
+    for column, wanted in data["holds"].items():
+        holds[column] = TYPES[wanted] if isinstance(wanted, str) else wanted
+    return rows_of(file, holds, data_root)
