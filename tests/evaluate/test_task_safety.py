@@ -123,16 +123,16 @@ HARNESS = str(shipped_folder())
         ),
         (
             {"dataset_path": "./evil", "dataset_kwargs": None},
-            r"own reads ./evil, outside of eval.include_path=",
+            r"own reads rows of the folder ./evil. Name their files",
         ),
         (
             {"dataset_kwargs": {"data_files": {"test": "file:///etc/passwd"}}},
             r"own reads file:///etc/passwd, outside",
         ),
-        ({"dataset_kwargs": {"data_dir": "evil"}}, r"own reads evil, outside"),
+        ({"dataset_kwargs": {"data_dir": "evil"}}, r"own reads rows of the folder evil"),
         (
             {"dataset_kwargs": {"data_files": "tasks/rows.jsonl", "cache_dir": "/x"}},
-            r"own reads /x, outside",
+            r"own reads rows of the folder /x",
         ),
     ],
 )
@@ -387,7 +387,7 @@ def test_a_home_folder_is_outside_too(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     write_rows(tmp_path / "home/.ssh/test.jsonl", [{"q": "1?", "a": "1"}])
     own_task(dataset_kwargs={**OWN["dataset_kwargs"], key: "~/.ssh"})  # type: ignore[dict-item]
-    with pytest.raises(PipelineError, match="outside of eval.include_path="):
+    with pytest.raises(PipelineError, match="own reads rows of the folder ~/.ssh"):
         load()
 
 
