@@ -182,6 +182,23 @@ def test_word_problems_without_exemplars(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("task", "shots", "message"),
+    [
+        ("mgsm", 9, "num_fewshot=9, but there are 8 exemplars. Set num_fewshot to at most 8"),
+        ("belebele", 9, "belebele_qac_9shot has no questions besides its 9 exemplars"),
+        ("global_mmlu", 4, "num_fewshot=4, but there are 3 exemplars of "),
+        ("flores", 7, "num_fewshot=7, but there are 6 exemplars"),
+    ],
+)
+def test_too_few_exemplars_are_refused(
+    data_root: Path, tmp_path: Path, task: str, shots: int, message: str
+) -> None:
+    definitions = task_specs(choice(asked(task, shots)), ["qac"], data_root, tmp_path / "tasks")
+    with pytest.raises(PipelineError, match=message):
+        load_tasks(definitions, Lock())
+
+
 def test_the_hub_gives_the_same_prompts(
     tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ import yaml
 from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import Row, rows_of, write_rows
 from pipeline.benchmarks.task_files import (
-    check_exemplars,
     generation_kwargs,
     has_stock_file,
     local_files,
@@ -48,7 +47,9 @@ def define(ask: Ask) -> list[TaskSpec]:
         answer: dict[str, type] = {"answer": str}
         if kind == "direct":
             answer = {"answer_number": int}
-        exemplars = read_exemplars(ask, train, answer)
+        exemplars = []
+        if ask.num_fewshot or train.is_file():
+            exemplars = rows_of(train, {"question": str, **answer})
         if included.name == Path(english).name and code != "en":
             exemplars = list(map(with_english_words, exemplars))
         elif ask.task == "mgsm":
@@ -69,15 +70,6 @@ def refuse_answers(file: Path, items: list[Row]) -> None:
                 f"{file}, row {number}: answer must be null, got {row['answer']!r}. Correct the"
                 " row."
             )
-
-
-def read_exemplars(ask: Ask, file: Path, answer: dict[str, type]) -> list[Row]:
-    """Return the few-shot examples; without a request for some, their file may be missing."""
-    exemplars = []
-    if ask.num_fewshot or file.is_file():
-        exemplars = rows_of(file, {"question": str, **answer})
-    check_exemplars(ask, ask.task, len(exemplars), file)
-    return exemplars
 
 
 COLUMNS = ("question", "answer", "answer_number", "equation_solution")

@@ -120,26 +120,22 @@ def _unreadable(
 
 
 def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
-    """Raise PipelineError for a data set of the Hub without questions or with too few exemplars.
-
-    Local files are checked earlier.
-    """
-    if not len(task.eval_docs):
+    """Raise PipelineError for a task without questions or with too few exemplars."""
+    if spec.num_fewshot:
+        by_subject = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
+        counts = {subject: len(docs) for subject, docs in by_subject.items()}
+        scarcest = min(counts, key=lambda subject: counts[subject])
+        fewest = counts[scarcest]
+        if fewest < spec.num_fewshot:
+            of_subject = f" of {scarcest}" if scarcest else ""
+            raise PipelineError(
+                f"{spec.name}: num_fewshot={spec.num_fewshot}, but there are {fewest} exemplars"
+                f"{of_subject}. Set num_fewshot to at most {fewest}."
+            )
+    if len(task.eval_docs) <= spec.first:
         raise PipelineError(
-            f"{spec.name} has no questions. Leave the task out, or set data_root to a folder that"
-            " has its rows."
-        )
-    if not spec.num_fewshot:
-        return
-    by_subject = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
-    counts = {subject: len(docs) for subject, docs in by_subject.items()}
-    scarcest = min(counts, key=lambda subject: counts[subject])
-    fewest = counts[scarcest]
-    if fewest < spec.num_fewshot:
-        of_subject = f" of {scarcest}" if scarcest else ""
-        raise PipelineError(
-            f"{spec.name}: num_fewshot={spec.num_fewshot}, but there are {fewest} exemplars"
-            f"{of_subject}. Set num_fewshot to at most {fewest}."
+            f"{spec.name} has no questions besides its {spec.first} exemplars. Leave the task out,"
+            " or set data_root to a folder that has its rows."
         )
 
 
