@@ -117,7 +117,7 @@ def test_a_chat_template_makes_turns_of_the_exemplars(
         chat_template=True,
     )
     with pytest.raises(
-        PipelineError, match="eval.chat_template=true, but the tokenizer of .* has no chat template"
+        PipelineError, match="chat template raises on the prompts of .*chat_template is not set"
     ):
         stage.make(run, tmp_path / "work", Notes())
     turns = "{% for m in messages %}<{{m.role}}>{{m.content}}{% endfor %}"

@@ -190,15 +190,6 @@ def test_files_that_include_each_other_twice_are_refused_before_they_are_read() 
         read_task(Path("tasks/own.yaml"))
 
 
-@pytest.mark.parametrize("repeats", [1001, -1, "many"])
-def test_too_many_repeats_are_refused(repeats: Any) -> None:
-    own_task(repeats=repeats)
-    with pytest.raises(
-        PipelineError, match=f"own has repeats: {repeats}. Set a number from 1 to 1,000 in own.yaml"
-    ):
-        load()
-
-
 def test_patterns_of_task_files_take_linear_time() -> None:
     """Quadratic ones took minutes of these."""
     blanks = "task: a" + " " * 200_000 + "b'x"

@@ -55,7 +55,6 @@ NO_SHARES = (
 )
 LOWER = (*NO_SHARES, "brier_score")  # lower is better, unless a task says otherwise
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
-MOST_REPEATS = 1_000  # answers to each question
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for plans
 
 
@@ -219,7 +218,7 @@ def task_body(ask: Ask, task: str, group: str = "") -> Row:
 
 
 def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
-    """Raise PipelineError if a task would run code, or has no questions or a wrong repeats."""
+    """Raise PipelineError if a task would run code, or has no questions."""
     stock = task_file.body
     if runs_model_programs(task_file):
         raise PipelineError(
@@ -235,12 +234,6 @@ def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
     if not scored_split(stock):
         raise PipelineError(
             f"{task} has no test data. Set test_split or validation_split in {file.name}."
-        )
-    repeats = stock.get("repeats") or 1
-    if not isinstance(repeats, int) or not 0 < repeats <= MOST_REPEATS:
-        raise PipelineError(
-            f"{task} has repeats: {repeats}. Set a number from 1 to {MOST_REPEATS:,} in"
-            f" {file.name}."
         )
 
 
