@@ -340,7 +340,7 @@ def test_questions_are_those_of_the_file_or_published_or_said_to_be_assumed(
 ) -> None:
     if items:
         (tmp_path / "data/mgsm/sw").mkdir(parents=True)
-        rows = ['{"question": "1 + 1?", "answer_number": 2}'] * items
+        rows = ['{"question": "1 + 1?", "answer": null, "answer_number": 2}'] * items
         (tmp_path / "data/mgsm/sw/test.jsonl").write_text("\n".join(rows) + "\n")
     words = [f"data_root={tmp_path}/data"] * bool(items) + [f"eval.limit={limit}"] * bool(limit)
     language = "en" if task.startswith("arc") else "sw"
