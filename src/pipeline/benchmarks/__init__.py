@@ -49,19 +49,14 @@ def _of_package(task: str) -> Benchmark | None:
     """Return the benchmark of another package whose name is the task or the task's beginning.
 
     Raises:
-        PipelineError: the package cannot be imported, or does not declare a benchmark of the name.
+        PipelineError: the package cannot be imported.
     """
     declared = extensions(ENTRY_POINTS)
     names = [name for name in declared if f"{task}_".startswith(f"{name}_")]
     if not names:
         return None
     extension = declared[max(names, key=len)]
-    record = extension.load()
-    if not isinstance(record, Benchmark) or record.name != extension.name:
-        raise PipelineError(
-            f"benchmark {extension.name} of package {extension.package}: {extension.entry.value} is"
-            f" not a Benchmark with name={extension.name!r}. Correct the package."
-        )
+    record: Benchmark = extension.load()
     if task not in record.tasks:
         return None
     return replace(record, package=extension.package)

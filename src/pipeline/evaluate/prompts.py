@@ -22,14 +22,12 @@ from lm_eval.tasks import TaskManager
 from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.evaluation import Eval, is_sampled
 from pipeline.errors import PipelineError, first_line
-from pipeline.evaluate.decode import can_decode
 from pipeline.evaluate.model import DRAW, open_model
 from pipeline.evaluate.tasks import data_sets
 from pipeline.evaluate.templates import RefusedTemplate, remember_places
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock, unusable_cache
 from pipeline.models.load import date_of_templates
-from pipeline.progress import say
 from pipeline.text import one_line
 
 FEWSHOT_SEED = 1234  # the default of the harness' simple_evaluate
@@ -269,11 +267,6 @@ def measured(
         model_settings(lm, settings)
         rows = rows_asked(spec, task, settings)
         requests = build_requests(lm, spec, task, rows, settings)
-        if task.OUTPUT_TYPE == "generate_until" and not can_decode(lm.model):
-            say(
-                f"{spec.name}: {folder.name} answers by transformers' generate, which takes longer:"
-                " its layers or its generation_config.json do not allow other batches"
-            )
         return tokens_needed(lm, requests), lm.max_length
 
 
