@@ -21,18 +21,6 @@ from pipeline.files import added_conf, read_yaml, shipped_conf
 
 GROUP = "language"  # folder of the user's language files, below --config-dir
 MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # languages of MGSM
-TEN = (
-    "en",
-    "de",
-    "fr",
-    "zh",
-    "ru",
-    "es",
-    "ja",
-    "bn",
-    "sw",
-    "te",
-)  # the papers' MGSM average: all languages except Thai
 
 
 @dataclass(frozen=True)

@@ -1035,18 +1035,13 @@ def test_only_files_that_a_task_reads_change_its_hash(tmp_path: Path, tiny: Path
     assert len({first, second, task_hash(tmp_path, tiny, own)}) == 3
 
 
-@pytest.mark.parametrize("named", ["data_dir", "dataset_path", "pattern"])
-def test_rows_that_a_task_names_by_their_folder_are_part_of_its_hash(
-    named: str, tmp_path: Path, tiny: Path
+def test_rows_that_a_task_names_by_a_pattern_are_part_of_its_hash(
+    tmp_path: Path, tiny: Path
 ) -> None:
     own = write_own(tmp_path, "own_sum")
     folder = own / "rows"
-    keys: dict[str, Any] = {
-        "data_dir": {"dataset_kwargs": {"data_dir": str(folder)}},
-        "dataset_path": {"dataset_path": str(folder)},
-        "pattern": {"dataset_kwargs": {"data_files": {"test": str(folder / "*.jsonl")}}},
-    }
-    write_own(tmp_path, "own_sum", **keys[named])
+    files = {"dataset_kwargs": {"data_files": {"test": str(folder / "*.jsonl")}}}
+    write_own(tmp_path, "own_sum", **files)
     hashes, scores = [], []
     for number, label in enumerate(("0", "38")):
         write_rows(

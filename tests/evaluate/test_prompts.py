@@ -123,16 +123,12 @@ def test_mgsm_is_the_stock_task(
 @needs_real_data
 @pytest.mark.parametrize(
     ("task", "code", "shots"),
-    [("mgsm", "sw", 8), ("mgsm", "te", 2), ("mgsm_en_cot", "sw", 2), ("mgsm_direct", "bn", 2)],
+    [("mgsm", "en", 8), ("mgsm_en_cot", "en", 2), ("mgsm_direct", "en", 2)],
 )
 def test_a_language_that_the_harness_has_not_is_asked_as_one_that_it_has(
     tmp_path: Path, real_data: Path, task: str, code: str, shots: int
 ) -> None:
-    """MGSM's own rows under the code of Yoruba.
-
-    The words of the exemplars give the stock file's prompts. So do rows with fewer fields, and
-    exemplars without the words before the answer.
-    """
+    """MGSM's English rows under the code of Yoruba."""
     (kind,) = [name for name, ours in KINDS.items() if ours == task]
     files = {
         split: str(real_data / "mgsm" / code / f"{split}.jsonl") for split in ("train", "test")
@@ -142,26 +138,14 @@ def test_a_language_that_the_harness_has_not_is_asked_as_one_that_it_has(
     theirs = stock_prompts(tmp_path / "stock", stock, shots, list(range(20)), **changes)
     shutil.copytree(real_data / "mgsm" / code, tmp_path / "whole/mgsm/yo")
     assert our_prompts(tmp_path / "ours", task, shots, "yo", tmp_path / "whole", limit=20) == theirs
-    rows = {
-        split: [json.loads(line) for line in Path(file).read_text().splitlines()]
-        for split, file in files.items()
-    }
-    bare = [{key: row[key] for key in ("question", "answer_number")} for row in rows["test"]]
-    write_rows(tmp_path / "bare/mgsm/yo/test.jsonl", bare)
-    needed = "answer_number" if task == "mgsm_direct" else "answer"
-    write_rows(
-        tmp_path / "bare/mgsm/yo/train.jsonl",
-        [{key: row[key] for key in ("question", needed)} for row in rows["train"]],
-    )
-    assert our_prompts(tmp_path / "fewer", task, shots, "yo", tmp_path / "bare", limit=20) == theirs
 
 
 def test_word_problems_without_exemplars(tmp_path: Path) -> None:
-    """Two fields and no train.jsonl, for a language that the harness has and one that it lacks."""
+    """No train.jsonl, for a language that the harness has and one that it lacks."""
     for code in ("sw", "yo"):
         write_rows(
             tmp_path / f"data/mgsm/{code}/test.jsonl",
-            [{"question": f"{n} + 1?", "answer_number": n + 1} for n in (1, 2)],
+            [{"question": f"{n} + 1?", "answer": None, "answer_number": n + 1} for n in (1, 2)],
         )
     assert our_prompts(tmp_path / "yo", "mgsm", 0, "yo", tmp_path / "data") == [
         f"Question: {n} + 1?\nStep-by-Step Answer:" for n in (1, 2)
@@ -172,11 +156,10 @@ def test_word_problems_without_exemplars(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="has no mgsm/yo/train.jsonl. Put it there"):
         our_prompts(tmp_path / "two", "mgsm", 2, "yo", tmp_path / "data")
     shots = [
-        {"question": f"{n} + 2?", "answer": f"The sum. The answer is {n + 2}."} for n in (3, 4)
+        worked(f"Question: {n} + 2?", f"Step-by-Step Answer: The sum. The answer is {n + 2}.", n)
+        for n in (3, 4)
     ]
-    write_rows(
-        tmp_path / "data/mgsm/yo/train.jsonl", shots
-    )  # with no words of their own: English's are put before
+    write_rows(tmp_path / "data/mgsm/yo/train.jsonl", shots)
     shown = "".join(
         f"Question: {n} + 2?\nStep-by-Step Answer: The sum. The answer is {n + 2}.\n\n"
         for n in (3, 4)
@@ -184,6 +167,23 @@ def test_word_problems_without_exemplars(tmp_path: Path) -> None:
     assert our_prompts(tmp_path / "with", "mgsm", 2, "yo", tmp_path / "data") == [
         f"{shown}Question: {n} + 1?\nStep-by-Step Answer:" for n in (1, 2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("task", "shots", "message"),
+    [
+        ("mgsm", 9, "num_fewshot=9, but there are 8 exemplars. Set num_fewshot to at most 8"),
+        ("belebele", 9, "belebele_qac_9shot has no questions besides its 9 exemplars"),
+        ("global_mmlu", 4, "num_fewshot=4, but there are 3 exemplars of "),
+        ("flores", 7, "num_fewshot=7, but there are 6 exemplars"),
+    ],
+)
+def test_too_few_exemplars_are_refused(
+    data_root: Path, tmp_path: Path, task: str, shots: int, message: str
+) -> None:
+    definitions = task_specs(choice(asked(task, shots)), ["qac"], data_root, tmp_path / "tasks")
+    with pytest.raises(PipelineError, match=message):
+        load_tasks(definitions, Lock())
 
 
 def test_the_hub_gives_the_same_prompts(

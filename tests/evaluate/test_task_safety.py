@@ -123,16 +123,16 @@ HARNESS = str(shipped_folder())
         ),
         (
             {"dataset_path": "./evil", "dataset_kwargs": None},
-            r"own reads ./evil, outside of eval.include_path=",
+            r"own reads rows of the folder ./evil. Name their files",
         ),
         (
             {"dataset_kwargs": {"data_files": {"test": "file:///etc/passwd"}}},
             r"own reads file:///etc/passwd, outside",
         ),
-        ({"dataset_kwargs": {"data_dir": "evil"}}, r"own reads evil, outside"),
+        ({"dataset_kwargs": {"data_dir": "evil"}}, r"own reads rows of the folder evil"),
         (
             {"dataset_kwargs": {"data_files": "tasks/rows.jsonl", "cache_dir": "/x"}},
-            r"own reads /x, outside",
+            r"own reads rows of the folder /x",
         ),
     ],
 )
@@ -188,15 +188,6 @@ def test_files_that_include_each_other_twice_are_refused_before_they_are_read() 
         PipelineError, match="part31.yaml includes itself or is included twice. Remove"
     ):
         read_task(Path("tasks/own.yaml"))
-
-
-@pytest.mark.parametrize("repeats", [1001, -1, "many"])
-def test_too_many_repeats_are_refused(repeats: Any) -> None:
-    own_task(repeats=repeats)
-    with pytest.raises(
-        PipelineError, match=f"own has repeats: {repeats}. Set a number from 1 to 1,000 in own.yaml"
-    ):
-        load()
 
 
 def test_patterns_of_task_files_take_linear_time() -> None:
@@ -387,7 +378,7 @@ def test_a_home_folder_is_outside_too(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     write_rows(tmp_path / "home/.ssh/test.jsonl", [{"q": "1?", "a": "1"}])
     own_task(dataset_kwargs={**OWN["dataset_kwargs"], key: "~/.ssh"})  # type: ignore[dict-item]
-    with pytest.raises(PipelineError, match="outside of eval.include_path="):
+    with pytest.raises(PipelineError, match="own reads rows of the folder ~/.ssh"):
         load()
 
 

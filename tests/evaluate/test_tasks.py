@@ -48,14 +48,6 @@ def test_only_the_place_of_the_data_the_order_and_the_length_differ_from_the_sto
         (asked("mgsm", 0), ("swa",), "unknown language 'swa': did you mean sw"),
         (asked("mgsm", 0), ("sw",), "data_root=.*/data has no mgsm/sw/test.jsonl. Put it there"),
         (asked("mgsm", 0), ("qaz",), "has no mgsm/qaz/test.jsonl"),
-        (
-            asked("mgsm", 9),
-            ("qac",),
-            "num_fewshot=9, but .*train.jsonl has 8 examples. Set at most 8",
-        ),
-        (asked("belebele", 9), ("qac",), "num_fewshot=9, but .* has 8"),
-        (asked("global_mmlu", 4), ("qac",), "homes: num_fewshot=4, but .*dev.jsonl has 3"),
-        (asked("flores", 7), ("qac",), "num_fewshot=7, but .* has 6"),
         (asked("flores", 0), ("en",), "another language"),
         (asked("global_mmlu", 0), ("th",), "has no global_mmlu/th/test.jsonl. Put it there"),
         (asked("mgsm", 0), ("it",), "data_root=.*/data has no mgsm/it/test.jsonl. Put it there"),
@@ -243,7 +235,12 @@ def change(file: Path, number: int, **values: Any) -> None:
             {"question": "absent"},
             "has no column 'question', but answer, answer_number, ",
         ),
-        ("mgsm", "mgsm/qac/test.jsonl", {"answer": "14"}, "line 3: answer must be null, got '14'"),
+        (
+            "mgsm",
+            "mgsm/qac/test.jsonl",
+            {"answer": "14"},
+            "line 3: answer must be one of None, got '14'",
+        ),
         (
             "mgsm",
             "mgsm/qac/test.jsonl",
@@ -272,7 +269,7 @@ def change(file: Path, number: int, **values: Any) -> None:
             "global_mmlu",
             "global_mmlu/qac/test.jsonl",
             {"answer": "absent"},
-            "one of A, B, C, D, got no such column",
+            "no column 'answer'",
         ),
         ("global_mmlu", "global_mmlu/qac/dev.jsonl", {"subject": "absent"}, "no column 'subject'"),
         (

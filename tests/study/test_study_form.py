@@ -198,7 +198,7 @@ def test_an_expert_of_own_rows_is_a_training_on_that_file(
     assert table["runs"]["math"]["expert.side"] == "math"
     (tmp_path / "data/mgsm/sw").mkdir(parents=True)
     (tmp_path / "data/mgsm/sw/test.jsonl").write_text(
-        '{"question": "1 + 1?", "answer_number": 2}\n'
+        '{"question": "1 + 1?", "answer": null, "answer_number": 2}\n'
     )
     study = STUDY | {
         "base": "sandbox",
@@ -256,7 +256,7 @@ def test_a_file_that_cannot_be_read_is_one_thing_to_fix(
     (tmp_path / "theirs.csv").write_bytes(content)
     (tmp_path / "data/mgsm/sw").mkdir(parents=True)
     (tmp_path / "data/mgsm/sw/test.jsonl").write_text(
-        '{"question": "1 + 1?", "answer_number": 2}\n'
+        '{"question": "1 + 1?", "answer": null, "answer_number": 2}\n'
     )
     own = {"prompt": "{q}", "completion": "{a}", "sft.batch_size": 4, **steps}
     experts = {"math": {"train": "mine.csv", **own}, "sw": {"train": "theirs.csv", **own}}

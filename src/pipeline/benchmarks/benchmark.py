@@ -14,7 +14,6 @@ from typing import Literal
 
 from pipeline.benchmarks.local_files import Row
 from pipeline.config.data import Source
-from pipeline.config.harness_tasks import included_folder
 from pipeline.config.task_yaml import read_task
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
@@ -170,11 +169,6 @@ class TaskSpec:
         if self.task in self.benchmark.in_english:
             return "en"
         return self.language
-
-    @property
-    def own_folder(self) -> Path | None:
-        """The folder of eval.include_path that defines the task, or None for other tasks."""
-        return included_folder(self.part or self.task)
 
     @cached_property
     def body(self) -> Row:

@@ -7,7 +7,6 @@ or both.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import (
     by_text,
-    check_exemplars,
     generation_kwargs,
     has_stock_file,
     own_task_file,
@@ -73,12 +71,11 @@ def define(name: str, data: Row, ask: Ask) -> list[TaskSpec]:
         data: `stock`, the harness' files of a language and of English; `files`, split -> the files
             of eval.split=test and dev; `path`, their place below data_root (NAME/LANGUAGE);
             `exemplars`, the split of few-shot examples, `scored` if they are the first rows of the
-            scored split, or null; `holds`, column -> its type or its values; `optional`, the same
-            for columns that rows may lack; `least`, column -> the least number of texts.
+            scored split, or null; `holds`, column -> its type or its values.
         ask: the request.
 
     Raises:
-        PipelineError: data is missing or broken, or has fewer few-shot examples than requested.
+        PipelineError: data is missing or broken.
     """
     shown, spoken, own_file = data["exemplars"], ask.language, own_task_file(name)
     if ask.num_fewshot and not shown:
@@ -118,7 +115,8 @@ def define(name: str, data: Row, ask: Ask) -> list[TaskSpec]:
                 body |= {"training_split": None, "fewshot_split": None}
         paths = {split: ask.data_root / path for split, path in relative.items()}
         try:
-            check_local_files(name, data, ask, paths)
+            for split in sorted(paths, key=lambda split: split != "test"):
+                check_rows(paths[split], data, ask.data_root)
         except Missing as error:
             raise Missing(f"{error}{hint}") from error
         read_from(body, **paths)
@@ -140,40 +138,8 @@ def files_of_splits(name: str, data: Row, ask: Ask) -> dict[str, str]:
     return relative
 
 
-def check_local_files(name: str, data: Row, ask: Ask, paths: dict[str, Path]) -> None:
-    """Check the rows of all splits, the scored one first, and count the few-shot examples."""
-    rows = {}
-    for split in sorted(paths, key=lambda split: split != "test"):
-        rows[split] = read_rows(paths[split], data, ask.data_root)
-    if not ask.num_fewshot:
-        return
-    group, shown = data.get("group", ""), data["exemplars"]
-    split = "test" if shown == "scored" else shown
-    examples = rows.get(split, [])
-    if shown == "scored":
-        examples = examples[1:]
-    shots = Counter(row.get(group) for row in examples)
-    for subject in dict.fromkeys(row.get(group) for row in rows["test"]):
-        label = f"{name}, {subject}" if subject else name
-        check_exemplars(ask, label, shots[subject], paths[split])
-
-
-def read_rows(file: Path, data: Row, data_root: Path | None) -> list[Row]:
-    types: dict[str, type] = {}
-    options: dict[str, tuple[str | int, ...]] = {}
-    for column, kind in data["holds"].items():
-        if isinstance(kind, str):
-            types[column] = TYPES[kind]
-        else:
-            options[column] = tuple(kind)
-    optional = {column: TYPES[kind] for column, kind in data.get("optional", {}).items()}
-    rows = rows_of(file, types, options, optional, data_root)
-    for column, least in data.get("least", {}).items():
-        for number, row in enumerate(rows, start=1):
-            texts = row[column]
-            if len(texts) < least or not all(isinstance(text, str) for text in texts):
-                raise PipelineError(
-                    f"{file}, row {number}: {column} must hold {least} texts, as the prompt shows"
-                    " them. Correct the row."
-                )
-    return rows
+def check_rows(file: Path, data: Row, data_root: Path | None) -> None:
+    holds = {}
+    for column, wanted in data["holds"].items():
+        holds[column] = TYPES[wanted] if isinstance(wanted, str) else wanted
+    rows_of(file, holds, data_root)

@@ -19,7 +19,6 @@ from pipeline.benchmarks.local_files import (
     write_rows,
 )
 from pipeline.benchmarks.task_files import (
-    check_exemplars,
     generation_kwargs,
     own_task_file,
     read_from,
@@ -109,7 +108,7 @@ def define_pair(ask: Ask, source: Language, target: Language) -> TaskSpec:
     if ask.data_root:
         files = {}
         if ask.num_fewshot:
-            files["dev"] = write_pair(ask, source, target, "dev", to_score=min(first, 1))
+            files["dev"] = write_pair(ask, source, target, "dev")
         files["test"] = write_pair(ask, source, target, "test")
         read_from(body, **files)
         if not ask.num_fewshot:
@@ -121,17 +120,12 @@ def define_pair(ask: Ask, source: Language, target: Language) -> TaskSpec:
     return write_task(ask, body, pair, first)
 
 
-def write_pair(ask: Ask, source: Language, target: Language, name: str, to_score: int = 0) -> Path:
-    """Write the rows of a split of a translation pair, joined by id, to a file.
-
-    `to_score` is the number of rows that must remain after the few-shot examples.
-    """
+def write_pair(ask: Ask, source: Language, target: Language, name: str) -> Path:
+    """Write the rows of a split of a translation pair, joined by id, to a file."""
     assert ask.data_root
     split = "devtest" if name == "test" and ask.split == "test" else "dev"
-    file, sources = read_sentences(ask.data_root, source, split)
+    _, sources = read_sentences(ask.data_root, source, split)
     _, targets = read_sentences(ask.data_root, target, split)
-    if name == "dev":
-        check_exemplars(ask, "flores", len(sources) - to_score, file)
     label = f"flores {split} of {source.code} and {target.code}"
     rows = join_sides([sources, targets], [source.name, target.name], label)
     return write_rows(ask.folder / f"flores.{source.code}-{target.code}.{name}.jsonl", rows)

@@ -15,6 +15,7 @@ from pipeline.benchmarks.benchmark import Ask, Benchmark, Kind, TaskSpec
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import read_from, write_task
 from pipeline.benchmarks.task_safety import (
+    folder_of_rows,
     outside_paths,
     runs_model_programs,
     why_unsafe,
@@ -31,8 +32,6 @@ from pipeline.config.harness_tasks import (
 from pipeline.config.task_yaml import (
     TaskFile,
     data_files,
-    data_folders,
-    local_rows,
     outside_metric,
 )
 from pipeline.errors import PipelineError
@@ -56,7 +55,6 @@ NO_SHARES = (
 )
 LOWER = (*NO_SHARES, "brier_score")  # lower is better, unless a task says otherwise
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
-MOST_REPEATS = 1_000  # answers to each question
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for plans
 
 
@@ -148,7 +146,7 @@ def define(ask: Ask) -> list[TaskSpec]:
             f"eval.split={ask.split}: {task} scores the harness' split. Leave it out."
         )
     if task in index.tasks:
-        return [write_task(ask, task_body(ask, task, task))]
+        return [write_task(ask, task_body(ask, task))]
     metrics = check_group(task)
     specs = []
     for part in members(task):
@@ -174,7 +172,7 @@ def check_group(group: str) -> list[Row]:
     return metrics
 
 
-def task_body(ask: Ask, task: str, folder: str) -> Row:
+def task_body(ask: Ask, task: str, group: str = "") -> Row:
     """Return the content of a task's file that changes its stock file.
 
     A user-defined task that names its files reads them, unless data_root has rows of the task.
@@ -182,7 +180,7 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     Args:
         ask: the request.
         task: the task.
-        folder: the folder below data_root/harness, unless the task has a folder there.
+        group: its group.
 
     Raises:
         PipelineError: the task scores no data, or would run code without consent.
@@ -193,13 +191,14 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
     check_task(ask, task, file, task_file)
     body: Row = {"include": [str(file)]}
     included = included_folder(task)
-    names_rows = included and (data_files(stock) or data_folders(stock))
-    reads_own_rows = names_rows and not any(map(Path.is_dir, row_folders(ask, task, folder)))
+    rows_folder = folder_of_task(ask, task, group)
+    names_rows = included and data_files(stock)
+    reads_own_rows = names_rows and not (rows_folder and rows_folder.is_dir())
     local = ask.data_root is not None and not reads_own_rows
     if included:
         check_included(ask, task, task_file, included)
-        if folder != task:
-            refuse_includes_outside(folder, file_of(folder), included)
+        if group:
+            refuse_includes_outside(group, file_of(group), included)
         if not local:
             refuse_files_outside(task, stock, included)
         content = content_hash([*files_of_task(task)], included)
@@ -208,7 +207,8 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
         kwargs = stock.get("generation_kwargs") or {}
         body["generation_kwargs"] = {**kwargs, "max_gen_toks": ask.max_gen_toks}
     if local:
-        body |= local_splits(ask, task, folder, stock)
+        assert rows_folder
+        body |= local_splits(ask, task, rows_folder, stock)
     elif (stock.get("dataset_kwargs") or {}).get("trust_remote_code"):
         raise PipelineError(
             f"{task}: its data set on the Hub is a program, which is not run. Give data_root with"
@@ -218,7 +218,7 @@ def task_body(ask: Ask, task: str, folder: str) -> Row:
 
 
 def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
-    """Raise PipelineError if a task would run code, or has no questions or a wrong repeats."""
+    """Raise PipelineError if a task would run code, or has no questions."""
     stock = task_file.body
     if runs_model_programs(task_file):
         raise PipelineError(
@@ -234,12 +234,6 @@ def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
     if not scored_split(stock):
         raise PipelineError(
             f"{task} has no test data. Set test_split or validation_split in {file.name}."
-        )
-    repeats = stock.get("repeats") or 1
-    if not isinstance(repeats, int) or not 0 < repeats <= MOST_REPEATS:
-        raise PipelineError(
-            f"{task} has repeats: {repeats}. Set a number from 1 to {MOST_REPEATS:,} in"
-            f" {file.name}."
         )
 
 
@@ -274,23 +268,28 @@ def refuse_includes_outside(name: str, task_file: TaskFile, folder: Path) -> Non
 
 def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
     """Raise PipelineError if a user-defined task reads local rows outside its folder."""
-    outside = [*outside_paths(stock, folder)]
-    for file in map(Path.resolve, local_rows(stock)):
-        if folder not in file.parents:
-            outside.append(str(file))
+    named = folder_of_rows(stock)
+    if named:
+        raise PipelineError(
+            f"{task} reads rows of the folder {named}. Name their files in"
+            f" eval.include_path={folder} by dataset_kwargs.data_files, with dataset_path: json."
+        )
+    outside = next(outside_paths(stock, folder), None)
     if outside:
         raise PipelineError(
-            f"{task} reads {outside[0]}, outside of eval.include_path={folder}, whose content"
+            f"{task} reads {outside}, outside of eval.include_path={folder}, whose content"
             " identifies a run. Move it there and name it from the working directory, or give"
             f" data_root with harness/{task}/{scored_split(stock)}.jsonl."
         )
 
 
-def row_folders(ask: Ask, task: str, group: str) -> list[Path]:
-    """Return the folders of data_root that may have a task's rows: the task's, then the group's."""
-    if ask.data_root:
-        return [ask.data_root / "harness" / name for name in (task, group)]
-    return []
+def folder_of_task(ask: Ask, task: str, group: str) -> Path | None:
+    """Return the folder of data_root with a task's rows: the task's, or else its group's."""
+    if ask.data_root is None:
+        return None
+    folder = ask.data_root / "harness" / task
+    of_group = ask.data_root / "harness" / group
+    return of_group if group and of_group.is_dir() and not folder.is_dir() else folder
 
 
 def scored_rows(task: str, data_root: Path | None) -> Path | None:
@@ -302,7 +301,6 @@ def scored_rows(task: str, data_root: Path | None) -> Path | None:
     files = []
     if data_root:
         files.append(data_root / "harness" / task / f"{split}.jsonl")
-    files += reversed([row_folder / f"{split}.jsonl" for row_folder in data_folders(stock)])
     own_file = data_files(stock)
     if isinstance(own_file, dict):
         own_file = own_file.get(split)
@@ -318,23 +316,20 @@ def scored_split(stock: Row) -> Any:
     return stock.get("test_split") or stock.get("validation_split")
 
 
-def local_splits(ask: Ask, task: str, group: str, stock: Row) -> Row:
+def local_splits(ask: Ask, task: str, folder: Path, stock: Row) -> Row:
     """Return the keys that point a task's splits to data_root/harness/TASK/SPLIT.jsonl.
 
-    A group's task may also have data_root/harness/GROUP/SPLIT.jsonl. Splits without a file are
-    removed.
+    Splits without a file are removed.
 
     Args:
         ask: the request.
         task: the task.
-        group: its group.
+        folder: the folder of its rows.
         stock: the content of its file.
 
     Raises:
         Missing: the file of the scored split or of the few-shot examples is missing.
     """
-    folders = row_folders(ask, task, group)
-    folder = next(filter(Path.is_dir, folders), folders[0])
     named_splits = {key: stock[key] for key in SPLITS if stock.get(key)}
     files = {}
     for split in named_splits.values():

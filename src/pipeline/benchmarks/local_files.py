@@ -7,7 +7,7 @@ text (flores.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipeline.files import refuse_special
 from pipeline.languages import Language
 
 Row = dict[str, Any]
+Holds = Mapping[str, type | Sequence[Any]]  # column -> its type, or its allowed values
 
 
 def path_of_split(data_root: Path, benchmark: str, spoken: Language, split: str) -> Path:
@@ -58,20 +59,12 @@ def write_rows(file: Path, rows: Iterable[Row]) -> Path:
     return file
 
 
-def rows_of(
-    file: Path,
-    columns: dict[str, type],
-    options: dict[str, tuple[str | int, ...]] | None = None,
-    optional: dict[str, type] | None = None,
-    data_root: Path | None = None,
-) -> list[Row]:
+def rows_of(file: Path, holds: Holds, data_root: Path | None = None) -> list[Row]:
     """Return all rows of a JSON-lines file, and check their columns.
 
     Args:
         file: the file.
-        columns: required columns and their types.
-        options: required columns and their allowed values.
-        optional: columns that rows may lack, and their types.
+        holds: required columns, and the type or the allowed values of each.
         data_root: for messages (`lines_of`).
 
     Raises:
@@ -91,35 +84,29 @@ def rows_of(
             raise PipelineError(
                 f"{where} is a {type(row).__name__}, not a row. Write the Hub's columns."
             )
-        check_columns(row, columns, optional or {}, where)
-        for column, values in (options or {}).items():
-            if row.get(column) not in values:
-                got = repr(row[column]) if column in row else "no such column"
-                listed = ", ".join(map(str, values))
-                raise PipelineError(
-                    f"{where}: {column} must be one of {listed}, got {got}. Correct the row."
-                )
+        check_columns(row, holds, where)
         rows.append(row)
     if not rows:
         raise PipelineError(f"{file} is empty. Put the data there, or point data_root elsewhere.")
     return rows
 
 
-def check_columns(
-    row: Row, columns: dict[str, type], optional: dict[str, type], where: str
-) -> None:
-    """Raise PipelineError if a row lacks a column, or has a value of another type."""
-    for column, kind in (columns | optional).items():
+def check_columns(row: Row, holds: Holds, where: str) -> None:
+    """Raise PipelineError if a row lacks a column, or has another value than it must hold."""
+    for column, wanted in holds.items():
         if column not in row:
-            if column in optional:
-                continue
             raise PipelineError(
                 f"{where} has no column {column!r}, but {', '.join(map(str, row))}. Write the Hub's"
                 " columns."
             )
         value = row[column]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            wanted = "null" if kind is type(None) else f"of type {kind.__name__}"
+        if isinstance(wanted, type):
+            fits = isinstance(value, wanted) and not isinstance(value, bool)
+            described = f"of type {wanted.__name__}"
+        else:
+            fits = value in wanted
+            described = f"one of {', '.join(map(str, wanted))}"
+        if not fits:
             raise PipelineError(
-                f"{where}: {column} must be {wanted}, got {value!r}. Correct the row."
+                f"{where}: {column} must be {described}, got {value!r}. Correct the row."
             )

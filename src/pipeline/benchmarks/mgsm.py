@@ -6,16 +6,13 @@ Each language has eight few-shot examples with worked answers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import yaml
 
 from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
-from pipeline.benchmarks.local_files import Row, rows_of, write_rows
+from pipeline.benchmarks.local_files import Row, rows_of
 from pipeline.benchmarks.task_files import (
-    check_exemplars,
     generation_kwargs,
     has_stock_file,
     local_files,
@@ -25,7 +22,6 @@ from pipeline.benchmarks.task_files import (
     write_task,
 )
 from pipeline.config.data import Source
-from pipeline.config.task_yaml import read_task
 from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
@@ -34,8 +30,7 @@ def define(ask: Ask) -> list[TaskSpec]:
     """Write MGSM's task file.
 
     Worked answers are in the question's language (the papers') or in English, or answers are bare.
-    A language without a file in the harness uses the words of its few-shot examples
-    (`prompt_words`).
+    A language without a file in the harness uses the English words.
     """
     kind = {"mgsm": "native_cot", "mgsm_en_cot": "en_cot", "mgsm_direct": "direct"}[ask.task]
     code = ask.language.mgsm or ask.language.stock
@@ -46,125 +41,23 @@ def define(ask: Ask) -> list[TaskSpec]:
     body |= generation_kwargs(ask, included, own_file)
     if ask.data_root:
         train, test = local_files(ask, "mgsm", "train", ask.split)
-        optional = {"answer": type(None)}
-        items = rows_of(test, {"question": str, "answer_number": int}, optional=optional)
-        answer: dict[str, type] = {"answer": str}
-        if kind == "direct":
-            answer = {"answer_number": int}
-        exemplars = read_exemplars(ask, train, answer)
-        if included.name == Path(english).name and code != "en":
-            words = prompt_words(exemplars)
-            exemplars = [with_words(row, words) for row in exemplars]
-            body |= reword_prompt(read_task(included).body, words, native=ask.task == "mgsm")
-            _, *other_ends = body["generation_kwargs"]["until"]
-            body["generation_kwargs"]["until"] = [words.question, *other_ends]
-        elif ask.task == "mgsm":
-            check_worked(train, exemplars, yaml.safe_load(included.read_text()))
-        read_from(body, **with_all_columns(ask, {train: exemplars, test: items}))
-        if not exemplars:
+        # templates know an example by its answer
+        rows_of(test, {"question": str, "answer": (None,), "answer_number": int})
+        files = {"test": test}
+        if ask.num_fewshot or train.is_file():
+            holds: dict[str, type] = {"question": str, "answer": str}
+            if kind == "direct":
+                holds["answer_number"] = int
+            exemplars = rows_of(train, holds)
+            if kind == "native_cot":
+                check_worked(train, exemplars, yaml.safe_load(included.read_text()))
+            files = {"train": train, **files}
+        else:
             body["training_split"] = None
+        read_from(body, **files)
     if ask.exemplars == "random":
         body["fewshot_config"] = {"sampler": "default"}
     return [write_task(ask, body)]
-
-
-def read_exemplars(ask: Ask, file: Path, answer: dict[str, type]) -> list[Row]:
-    """Return the few-shot examples; without a request for some, their file may be missing."""
-    exemplars = []
-    if ask.num_fewshot or file.is_file():
-        exemplars = rows_of(file, {"question": str, **answer})
-    check_exemplars(ask, ask.task, len(exemplars), file)
-    return exemplars
-
-
-COLUMNS = ("question", "answer", "answer_number", "equation_solution")
-QUESTION, STEPS = "Question:", "Step-by-Step Answer:"  # MGSM's English words
-_WORDS = re.compile(r"""\s*([^:：{}"\\\n]{1,60}[:：])""")
-
-
-class Words(NamedTuple):
-    """The words before each question and each worked answer, with their colons."""
-
-    question: str
-    answer: str
-
-
-def prompt_words(exemplars: Sequence[Row]) -> Words:
-    """Return the words that the few-shot examples begin with.
-
-    MGSM's examples have `Swali:` and `Jibu la Hatua kwa Hatua:`. The words are English if the
-    examples do not all begin alike, or if there are fewer than two.
-    """
-    question = _common_beginning([row.get("question", "") for row in exemplars])
-    answer = _common_beginning([row.get("answer", "") for row in exemplars])
-    return Words(question or QUESTION, answer or STEPS)
-
-
-def _common_beginning(texts: list[Any]) -> str:
-    """Return the words up to a colon that two or more texts all begin with, or an empty text."""
-    beginnings = set()
-    for text in texts:
-        match = _WORDS.match(str(text))
-        beginnings.add(match[1] if match else "")
-    if len(texts) > 1 and len(beginnings) == 1:
-        return beginnings.pop()
-    return ""
-
-
-def with_words(row: Row, words: Words) -> Row:
-    """Return an example that begins with these words, with one space after them."""
-    changes = {}
-    for column, word in words._asdict().items():
-        text = row.get(column)
-        if isinstance(text, str):
-            changes[column] = f"{word} {text.strip().removeprefix(word).lstrip()}"
-    return row | changes
-
-
-def reword_prompt(english: Row, words: Words, native: bool) -> Row:
-    """Return the prompt of MGSM's English file with other words before question and answer.
-
-    Args:
-        english: the content of the English file.
-        words: the other words.
-        native: the prompt also asks for the answer in these words.
-    """
-    text = english["doc_to_text"].replace(f"{QUESTION} ", f"{words.question} ")
-    if native:
-        text = text.replace(STEPS, words.answer)
-    # The template cuts the words and a space off
-    cut, own_cut = f"[{len(STEPS) + 1}:]", f"[{len(words.answer) + 1}:]"
-    return {"doc_to_text": text, "doc_to_target": english["doc_to_target"].replace(cut, own_cut)}
-
-
-def with_all_columns(ask: Ask, splits: Mapping[Path, list[Row]]) -> dict[str, Path]:
-    """Return files of the splits whose rows have MGSM's four columns.
-
-    They are the given files if these hold such rows, otherwise new files. The templates recognise a
-    few-shot example by its answer, and datasets takes the types of all splits from the first one.
-    """
-    named = {}
-    for file, rows in splits.items():
-        if rows:
-            named["train" if file.stem == "train" else "test"] = file
-    if all(_has_all_columns(file, splits[file]) for file in named.values()):
-        return named
-    files = {}
-    for name, file in named.items():
-        rows = []
-        for row in splits[file]:
-            answer = "-" if name == "train" else None
-            filled = {"answer": answer, "answer_number": 0, "equation_solution": ""}
-            filled |= {key: row[key] for key in COLUMNS if row.get(key) is not None}
-            rows.append(filled)
-        new_file = ask.folder / f"{ask.task}.{ask.language.code}.{name}.jsonl"
-        files[name] = write_rows(new_file, rows)
-    return files
-
-
-def _has_all_columns(file: Path, rows: list[Row]) -> bool:
-    """Return True if a file holds these rows, and they have MGSM's columns."""
-    return all(row.keys() == set(COLUMNS) for row in rows) and rows == rows_of(file, {})
 
 
 def check_worked(file: Path, exemplars: list[Row], stock: Row) -> None:

@@ -78,14 +78,6 @@ def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
     return [path_of_split(ask.data_root, folder, ask.language, split) for split in splits]
 
 
-def check_exemplars(ask: Ask, label: str, available: int, file: Path) -> None:
-    if ask.num_fewshot > available:
-        raise PipelineError(
-            f"{label}: num_fewshot={ask.num_fewshot}, but {file} has {available} examples. Set at"
-            f" most {available}."
-        )
-
-
 def read_from(body: Row, **files: Path) -> None:
     """Point a task at local files, one for each split."""
     body["include"].append(str(own_task_file("local")))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from glob import glob
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -64,20 +65,26 @@ def runs_model_programs(task_file: TaskFile) -> bool:
     return False
 
 
+def folder_of_rows(stock: Mapping[str, Any]) -> str | None:
+    """Return a local folder that a user-defined task reads its rows from, or None."""
+    kwargs, source = stock.get("dataset_kwargs") or {}, str(stock.get("dataset_path"))
+    for key in ("data_dir", "cache_dir"):
+        if kwargs.get(key):
+            return str(kwargs[key])
+    is_local = Path(source).expanduser().exists() or not REPOSITORY.fullmatch(source)
+    if source not in READERS and is_local:
+        return source
+    return None
+
+
 def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yield the paths outside its folder that a user-defined task reads its rows from.
+    """Yield the files outside its folder that a user-defined task reads its rows from.
 
     The folder's content identifies a run.
     """
-    kwargs, source = stock.get("dataset_kwargs") or {}, str(stock.get("dataset_path"))
-    paths = [kwargs.get("cache_dir"), kwargs.get("data_dir")]
-    is_local = Path(source).expanduser().exists() or not REPOSITORY.fullmatch(source)
-    if source not in READERS and is_local:
-        paths.append(source)
-    paths += names_of_rows(stock)
-    for path in map(str, filter(None, paths)):
-        if REMOTE.fullmatch(path):
+    for name in names_of_rows(stock):
+        if REMOTE.fullmatch(name):
             continue
-        place = Path(path).expanduser().resolve()
-        if "://" in path or folder not in (place / "x").parents:
-            yield path
+        places = [Path(name).expanduser(), *map(Path, glob(name, recursive=True))]
+        if "://" in name or any(folder not in place.resolve().parents for place in places):
+            yield name

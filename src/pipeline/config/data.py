@@ -47,9 +47,7 @@ class Source(Knobs):
         # rows=template, bitext (the English side): text with {column}s; {column?} may be blank
         None
     )
-    # rows=template, bitext (the other side); rows=conversation: a second column of turns, such as
-    # '{completion}'
-    completion: str | None = None
+    completion: str | None = None  # rows=template, bitext (the other side)
     turns: int | None = knob(
         None, ge=1
     )  # rows=conversation: turns kept from its beginning; null: all

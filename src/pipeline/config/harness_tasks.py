@@ -117,24 +117,21 @@ def include(folder: str) -> None:
     if path in _included and _included[path][0] == digest:
         return
     own_index = index(path)
-    for name in (*own_index.tasks, *own_index.groups):
-        if not NAME.fullmatch(name):
-            raise PipelineError(
-                f"eval.include_path={folder}: {name[:60]!r} cannot name a task, because files are"
-                f" named after it. Use up to {MOST_LETTERS} letters, digits, spaces and -_.+()&,"
-            )
     if not own_index.tasks:
         for file in sorted(path.rglob("*.yaml")):
             load_plain(file)  # or raises an error that says what is wrong
         raise PipelineError(
             f"eval.include_path={folder} has no task. Name a folder of YAML files with task: NAME."
         )
-    other_folders = [shipped()]
-    for place, (_, other) in _included.items():
-        if place != path:
-            other_folders.append(other)
+    _included.pop(path, None)
+    forget_names()
     for name in (*own_index.tasks, *own_index.groups):
-        if any(name in other for other in other_folders):
+        if not NAME.fullmatch(name):
+            raise PipelineError(
+                f"eval.include_path={folder}: {name[:60]!r} cannot name a task, because files are"
+                f" named after it. Use up to {MOST_LETTERS} letters, digits, spaces and -_.+()&,"
+            )
+        if name in harness_index():
             raise PipelineError(
                 f"eval.include_path={folder}: the name {name} exists already. Rename the task."
             )

@@ -173,16 +173,6 @@ def data_files(body: Mapping[str, Any]) -> Any:
     return (body.get("dataset_kwargs") or {}).get("data_files") or []
 
 
-def data_folders(body: Mapping[str, Any]) -> list[Path]:
-    """Return the local folders that a task names as `data_dir` or `dataset_path`."""
-    names = [(body.get("dataset_kwargs") or {}).get("data_dir"), body.get("dataset_path")]
-    folders = []
-    for name in names:
-        if isinstance(name, str) and name not in READERS:
-            folders.append(Path(name).expanduser())
-    return [folder for folder in folders if folder.is_dir()]
-
-
 def names_of_rows(body: Mapping[str, Any]) -> Iterator[str]:
     """Yield the files of rows that a task names, which may be patterns."""
     named = data_files(body)
@@ -194,5 +184,3 @@ def local_rows(body: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the local files with the rows of a task file."""
     for name in names_of_rows(body):
         yield from (Path(match) for match in glob(name, recursive=True))
-    for folder in data_folders(body):
-        yield from parts_of(folder)

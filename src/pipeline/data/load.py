@@ -85,12 +85,10 @@ def _missing_columns(
     if data_root:
         file = str(local_file(source, data_root))
     place = f" ({file})" if file else ""
-    remedy = "Change the file, or the source's templates"
-    if source.hub:
-        remedy = f"The file must have the columns of {source.hub}"
     lacks, has = ", ".join(missing), ", ".join(columns)
     return PipelineError(
-        f"source {name}{place} has no column {lacks}. Its columns are {has}. {remedy}."
+        f"source {name}{place} has no column {lacks}. Its columns are {has}. Change the file, or"
+        " the source's templates."
     )
 
 

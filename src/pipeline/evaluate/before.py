@@ -19,7 +19,7 @@ from pipeline.evaluate.code_eval import check_confinement
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.models import local_folder, of_hub
-from pipeline.models.checkpoint import check_headers, is_adapter, read_json
+from pipeline.models.checkpoint import check_headers, is_adapter
 from pipeline.models.load import refuse_without_tokenizer, wrapped_names
 from pipeline.runs.run import Folder
 
@@ -109,8 +109,8 @@ def check_checkpoint(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
 def refuse_model(folder: Path, settings: Eval) -> None:
     """Raise PipelineError if a model's files show that it cannot be scored.
 
-    Finds truncated weights, a missing tokenizer, and a missing chat template. A folder without
-    weights is checked when they are loaded.
+    Finds truncated weights and a missing tokenizer. A folder without weights is checked when they
+    are loaded.
     """
     if not any(folder.glob("*.safetensors")):
         return
@@ -124,20 +124,6 @@ def refuse_model(folder: Path, settings: Eval) -> None:
                 f" checkpoint anew with stage=export checkpoint={folder}, or set eval.backend=hf."
             )
     refuse_without_tokenizer(folder)
-    if settings.chat_template and not has_chat_template(folder):
-        raise PipelineError(
-            f"eval.chat_template=true, but the tokenizer of {folder} has no chat template. Set"
-            " eval.chat_template=false."
-        )
-
-
-def has_chat_template(folder: Path) -> bool:
-    """Return True if a tokenizer has a chat template, in any file that transformers reads."""
-    for name in ("chat_template.jinja", "chat_template.json"):
-        if (folder / name).is_file():
-            return True
-    config = folder / "tokenizer_config.json"
-    return config.is_file() and bool(read_json(config).get("chat_template"))
 
 
 OF_TASKS: tuple[Check, ...] = (check_sandbox, check_packages)

@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks import benchmark_of, kind_of
+from pipeline.benchmarks import benchmark_of
 from pipeline.evaluate.records import EvaluationResult, ScoreRow, write_scores
 from pipeline.files import link_or_copy
-from pipeline.languages import TEN
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval, EvalTask
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 SAMPLED = ("number", "program", "answer")  # kinds of benchmarks whose answers can be sampled
 WRITTEN = (*SAMPLED, "translation")
-AVERAGE_OF_TEN = "ten languages"  # in place of a language
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "answers": 1, "sample_seed": 0}
 
 
@@ -102,9 +100,8 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     """Return the mean of each metric of a task over its languages, each with the same weight.
 
-    FLORES has two means, from and into English. If MGSM was scored in all its languages except
-    Thai, it has a second mean over these ten: Layer Swapping's average. Means have no standard
-    error, because languages share their questions. If a language has no score, there is no mean.
+    FLORES has two means, from and into English. Means have no standard error, because languages
+    share their questions. If a language has no score, there is no mean.
     """
     groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
@@ -112,14 +109,11 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
             place = (row.task, row.num_fewshot, row.metric, row.filter, _mean_pair(row.pair))
             groups.setdefault(place, {})[row.language] = row
     means = []
-    tens = []
-    for (task, *_, pair), by_language in groups.items():
+    for (*_, pair), by_language in groups.items():
         scored = {code: row for code, row in by_language.items() if row.value is not None}
         if 1 < len(by_language) == len(scored):
-            means.append(mean_of(list(scored.values()), "mean", pair))
-        if kind_of(task) == "number" and {*TEN} <= scored.keys():
-            tens.append(mean_of([scored[code] for code in TEN], AVERAGE_OF_TEN))
-    return means + tens
+            means.append(mean_of(list(scored.values()), pair))
+    return means
 
 
 def _mean_pair(pair: str | None) -> str | None:
@@ -128,8 +122,8 @@ def _mean_pair(pair: str | None) -> str | None:
     return "mean-en" if pair.endswith("-en") else "en-mean"
 
 
-def mean_of(rows: Sequence[ScoreRow], language: str, pair: str | None = None) -> ScoreRow:
+def mean_of(rows: Sequence[ScoreRow], pair: str | None) -> ScoreRow:
     """Return the mean row of several languages, each with the same weight."""
     value = fmean([row.value for row in rows if row.value is not None])
-    mean = replace(rows[0], language=language, pair=pair, stderr=None)
+    mean = replace(rows[0], language="mean", pair=pair, stderr=None)
     return replace(mean, value=value, n=sum(row.n for row in rows))

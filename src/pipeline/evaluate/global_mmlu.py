@@ -23,9 +23,11 @@ class BySubject(ConfigurableTask):
         settings.pop("class", None)
         super().__init__(config=settings)
         self.exemplars: dict[str, list[dict[str, Any]]] = {}
+        for doc in self.eval_docs:
+            self.exemplars.setdefault(doc["subject"], [])
         for doc in self.fewshot_docs():
             self.exemplars.setdefault(doc["subject"], []).append(doc)
 
     def fewshot_context(self, doc: dict[str, Any], *args: Any, **kwargs: Any) -> str | list[str]:
-        self.sampler = FirstNSampler(self.exemplars.get(doc["subject"], []))
+        self.sampler = FirstNSampler(self.exemplars[doc["subject"]])
         return super().fewshot_context(doc, *args, **kwargs)

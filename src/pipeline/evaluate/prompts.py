@@ -116,26 +116,22 @@ def _unreadable(
 
 
 def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
-    """Raise PipelineError for a data set of the Hub without questions or with too few exemplars.
-
-    Local files are checked earlier.
-    """
-    if not len(task.eval_docs):
+    """Raise PipelineError for a task without questions or with too few exemplars."""
+    if spec.num_fewshot:
+        by_subject = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
+        counts = {subject: len(docs) for subject, docs in by_subject.items()}
+        scarcest = min(counts, key=lambda subject: counts[subject])
+        fewest = counts[scarcest]
+        if fewest < spec.num_fewshot:
+            of_subject = f" of {scarcest}" if scarcest else ""
+            raise PipelineError(
+                f"{spec.name}: num_fewshot={spec.num_fewshot}, but there are {fewest} exemplars"
+                f"{of_subject}. Set num_fewshot to at most {fewest}."
+            )
+    if len(task.eval_docs) <= spec.first:
         raise PipelineError(
-            f"{spec.name} has no questions. Leave the task out, or set data_root to a folder that"
-            " has its rows."
-        )
-    if not spec.num_fewshot:
-        return
-    by_subject = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
-    counts = {subject: len(docs) for subject, docs in by_subject.items()}
-    scarcest = min(counts, key=lambda subject: counts[subject])
-    fewest = counts[scarcest]
-    if fewest < spec.num_fewshot:
-        of_subject = f" of {scarcest}" if scarcest else ""
-        raise PipelineError(
-            f"{spec.name}: num_fewshot={spec.num_fewshot}, but there are {fewest} exemplars"
-            f"{of_subject}. Set num_fewshot to at most {fewest}."
+            f"{spec.name} has no questions besides its {spec.first} exemplars. Leave the task out,"
+            " or set data_root to a folder that has its rows."
         )
 
 
@@ -179,8 +175,6 @@ def build_requests(
                 raise
             problem = f"raises on the prompts of {spec.name} ({plain_line(error)})"
             raise PipelineError(template_problem(problem)) from error
-        if templated:
-            refuse_empty_prompts(spec, task, lm.tokenizer)
         requests += task.instances
     for request in requests:
         if request.request_type != "generate_until":
@@ -192,21 +186,6 @@ def build_requests(
                 " they would differ each time. Set eval.temperature, or leave the task out."
             )
     return requests
-
-
-def refuse_empty_prompts(spec: TaskSpec, task: Any, tokenizer: Any) -> None:
-    """Raise PipelineError if a chat template renders all prompts of a question empty.
-
-    A single empty prompt is allowed: acc_mutual_info has one for each option.
-    """
-    written = set()
-    for request in task.instances:
-        if without_marks(request.args[0], tokenizer):
-            written.add(request.doc_id)
-    for request in task.instances:
-        if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
-            problem = f"renders an empty prompt for a question of {spec.name}"
-            raise PipelineError(template_problem(problem))
 
 
 def prepare(task: Any, spec: TaskSpec, settings: Eval, answer: int) -> None:
@@ -280,10 +259,3 @@ def plain_line(error: Exception) -> str:
     """Return an error's message in one line of at most 200 printable characters."""
     text = one_line(str(error)) or type(error).__name__
     return "".join(letter for letter in text if letter.isprintable())[:200]
-
-
-def without_marks(text: str, tokenizer: Any) -> str:
-    """Strip special tokens and surrounding whitespace from a text."""
-    for mark in tokenizer.all_special_tokens:
-        text = text.replace(mark, "")
-    return text.strip()

@@ -118,7 +118,6 @@ def _answer_all(lm: Answering, asked_tasks: Sequence[Asked], settings: Eval) -> 
     unanswered = [asked for asked in asked_tasks if asked.left]
     if not unanswered:
         return
-    say_if_rounded(settings)
     questions = settings.answers * sum(len(asked.rows) for asked in unanswered)
     with Bar(", ".join(asked.name for asked in unanswered), questions, "question") as bar:
         for asked in unanswered:
@@ -364,15 +363,6 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     if rounds_together(settings):
         how[USED] = settings.batch_size or default_rows
     return how | {"share_prefix": settings.share_prefix, "processor": processor}
-
-
-def say_if_rounded(settings: Eval) -> None:
-    """Print below float32 which settings the answers depend on besides the model."""
-    if rounds_together(settings):
-        say(
-            f"eval.dtype={settings.dtype}: answers depend on eval.batch_size, eval.share_prefix and"
-            " the processor. In eval.dtype=float32 they do not."
-        )
 
 
 def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.benchmarks import BENCHMARKS, benchmark_of
+from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.benchmark import Ask, TaskSpec
 from pipeline.benchmarks.local_files import Missing
 from pipeline.config.evaluation import Eval
@@ -93,12 +93,11 @@ def _check_settings(settings: Eval, data_root: Path | None) -> None:
         )
     if settings.exemplars != "random":
         return
-    drawn = [benchmark.title for benchmark in BENCHMARKS.values() if benchmark.exemplars_drawn]
     for task in counts:
         if not benchmark_of(task).exemplars_drawn:
             raise PipelineError(
-                f"eval.exemplars=random is for {', '.join(drawn)}, but {task} uses its exemplars in"
-                " the order of its file. Set eval.exemplars=first_n."
+                f"eval.exemplars=random: {task} uses its exemplars in the order of its file. Set"
+                " eval.exemplars=first_n."
             )
 
 

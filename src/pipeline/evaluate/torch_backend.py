@@ -33,8 +33,7 @@ from pipeline.evaluate.shared_cache import (
 )
 from pipeline.evaluate.steps import Sampling
 from pipeline.models import load
-from pipeline.models.checkpoint import DTYPES
-from pipeline.models.products import BF16X3, IEEE, split_layers, split_products
+from pipeline.models.products import BF16X3, IEEE, split_products
 from pipeline.models.shape import shape_of
 from pipeline.progress import say
 
@@ -98,7 +97,6 @@ class TorchBackend:
                 f"Checkpoint {folder} cannot be loaded ({first_line(error)}). Its weights must be"
                 " safetensors."
             ) from error
-        refuse_other_dtype(self.model, self.dtype, str(folder))
         return self.model
 
     def close(self) -> None:
@@ -364,23 +362,3 @@ def visible_tokens(tries: Sequence[Trie]) -> tuple[torch.Tensor, torch.Tensor]:
                 seen[index] |= seen[parent]
                 row_positions[index] = row_positions[parent] + 1
     return visible, positions
-
-
-def refuse_other_dtype(model: Any, dtype: str, folder: str) -> None:
-    """Raise PipelineError if transformers loaded a model in another dtype than `dtype`.
-
-    Quantized tensors are ignored.
-    """
-    if dtype == "auto":
-        return
-    loaded = set()
-    for name, parameter in model.named_parameters():
-        if name not in split_layers(model):
-            loaded.add(str(parameter.dtype).removeprefix("torch."))
-    loaded &= {"float64", *DTYPES}
-    if loaded != {dtype}:
-        dtypes = " and ".join(sorted(loaded))
-        raise PipelineError(
-            f"eval.dtype={dtype}, but transformers loaded {folder} in {dtypes}. Set eval.dtype to a"
-            " dtype that the model keeps."
-        )

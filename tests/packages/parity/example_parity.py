@@ -10,7 +10,7 @@ from pipeline.benchmarks.task_files import local_files, read_from, write_task
 
 def define(ask):
     (test,) = local_files(ask, "parity", ask.split)
-    rows_of(test, {"number": int, "label": int}, {"label": (0, 1)})
+    rows_of(test, {"number": int, "label": (0, 1)})
     body = {
         "include": [],
         "output_type": "multiple_choice",
