@@ -4,6 +4,7 @@ import csv
 from types import SimpleNamespace
 
 import pytest
+import torch
 from as_torch import as_torch
 from published_maps import published_maps
 
@@ -77,6 +78,30 @@ def test_the_stage(models, tmp_path):
         "attention.wq",
     ):
         assert text in drawn
+
+
+def test_how_the_changes_of_two_experts_agree(models, tmp_path):
+    """By torch's cosine of whole task vectors."""
+    run, work = run_of(models, tmp_path, "math", "language")
+    facts = make(run, work, None)
+    base, *experts = (Checkpoint.open(folder) for folder in models["llama"])
+
+    def vectors(names):
+        starts = {name: as_torch(base, name).double() for name in names}
+        return [
+            torch.cat([(as_torch(one, name).double() - starts[name]).flatten() for name in names])
+            for one in experts
+        ]
+
+    of_layer = [name for name in base.names if name.startswith("model.layers.13.")]
+    for key, names in (("", base.names), (".13", of_layer)):
+        first, second = vectors(names)
+        expected = torch.nn.functional.cosine_similarity(first, second, dim=0).item()
+        assert facts[f"cosine{key}"] == pytest.approx(expected, rel=1e-6)
+        both = (first != 0) & (second != 0)
+        agree = (first.sign() == second.sign())[both].double().mean().item()
+        assert facts[f"sign_agreement{key}"] == pytest.approx(agree)
+    assert facts["pairs"]["math-0 language-1"]["cosine"] == facts["cosine"]
 
 
 def test_maps_that_are_not_comparable_and_thresholds_that_nobody_gave(models, tmp_path):

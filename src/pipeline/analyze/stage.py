@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.changes import Change, row_key, tensor_changes
+from pipeline.analyze.changes import (
+    Agreement,
+    Change,
+    agreement_facts,
+    agreement_of,
+    row_key,
+    tensor_changes,
+)
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Source, open_source
 from pipeline.merge.compatibility import check_sources
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
 def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     """Write delta.csv and map.svg, the share of rows above each threshold as in the papers.
 
-    Returns the facts of each expert.
+    Returns the facts of each expert, and the agreement of several experts' changes.
     """
     from pipeline.analyze.heatmaps import map_of, svg_of_maps
 
@@ -56,7 +65,11 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     maps = [map_of(fact, rows) for fact in facts.values()]
     (work / "map.svg").write_text(svg_of_maps(maps, "delta", "share of rows"), encoding="utf-8")
     (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
-    return {"experts": facts, "axis": config.analyze.axis}
+    agreement: dict[str, Any] = {}
+    if len(experts) > 1:
+        pairs = compare_pairs(experts, labels, base, config.threads)
+        agreement = agreement_facts(pairs, sites)
+    return {"experts": facts, "axis": config.analyze.axis, **agreement}
 
 
 def name_of_role(role: str) -> str:
@@ -82,6 +95,19 @@ def measure_changes(
             return changes
 
         return dict(zip(names, in_threads(measure, names, config.threads), strict=True))
+
+
+def compare_pairs(
+    experts: Mapping[str, Source], labels: Sequence[str], base: Source, threads: int | None
+) -> dict[str, dict[str, Agreement]]:
+    """Return the agreement of each parameter's changes, for each pair of experts."""
+    names = by_size(base)
+    labelled = zip(labels, experts.values(), strict=True)
+    pairs = {}
+    for (label, first), (other, second) in itertools.combinations(labelled, 2):
+        agreements = in_threads(partial(agreement_of, first, second, base), names, threads)
+        pairs[f"{label} {other}"] = dict(zip(names, agreements, strict=True))
+    return pairs
 
 
 def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, Any]:
