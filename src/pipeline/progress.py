@@ -80,9 +80,9 @@ def redirected(target: int, *numbers: int) -> Iterator[None]:
 
 
 @contextmanager
-def announced(line: str, seconds: float = 2.0) -> Iterator[None]:
-    """Print a line once if the enclosed code takes longer than `seconds`."""
-    timer = threading.Timer(seconds, say, [line])
+def announced(line: str) -> Iterator[None]:
+    """Print a line once if the enclosed code takes longer than two seconds."""
+    timer = threading.Timer(2.0, say, [line])
     timer.daemon = True
     timer.start()
     try:

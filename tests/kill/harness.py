@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from limits import command_of, filled, tree
+from limits import filled, tree
 
 from pipeline.files import sha256
 from pipeline.runs.folders import finished_manifests
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGKILL)
 MOST = 6  # kills of one command, after which it is let be
 FULL = (
     "No space left on device",
@@ -162,8 +162,6 @@ def measure(command: Command, runs_dir: Path) -> None:
 def kill(process: subprocess.Popen[bytes], log: Path, chance: random.Random) -> dict[str, Any]:
     """Send it a signal, and wait for its end."""
     number, whole = chance.choice(SIGNALS), chance.random() < 0.5
-    if number == signal.SIGSTOP:
-        return stop_services(process, log)
     hit = tree(process.pid) if whole else [process.pid]
     for pid in reversed(hit) if chance.random() < 0.5 else hit:
         with suppress(ProcessLookupError):
@@ -183,24 +181,6 @@ def leave_no_room(process: subprocess.Popen[bytes], log: Path, disk: Path) -> di
     in_a_sentence = any(words in told for words in FULL) and "Traceback" not in told
     assert status == 0 or (status == 1 and in_a_sentence), f"no room: {status}: {told[-3000:]}"
     return {"full": True, "status": status}
-
-
-def stop_services(process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
-    """SIGSTOP for the W&B services of a command, as soon as it has one: alive, they do not respond.
-
-    It ends all the same, and leaves none.
-    """
-    hit: list[int] = []
-    while not hit and process.poll() is None:
-        hit = [pid for pid in tree(process.pid) if "wandb-core" in command_of(pid)]
-        time.sleep(0.02)
-    for pid in hit:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-    status = process.wait(120)
-    assert status == 0, f"stopped services: {status}: {log.read_text()[-3000:]}"
-    assert not [pid for pid in hit if command_of(pid)], "a service outlived its command"
-    return {"signal": "SIGSTOP", "services": len(hit), "status": status}
 
 
 def disturb(
@@ -225,8 +205,7 @@ def disturb(
                 process.wait(after)
             if process.poll() is None:
                 told = leave_no_room(process, log, disk) if disk else kill(process, log, chance)
-                if told.get("services") != 0:  # it ended before it had one
-                    kills.append({**told, "after": round(after, 2)})
+                kills.append({**told, "after": round(after, 2)})
                 now = published(runs_dir)
                 assert made.items() <= now.items(), (
                     f"{command.name}: made again or lost: {made.keys() - now.keys()}"

@@ -96,7 +96,7 @@ def test_by_tokens_and_steps(
         shape, full_model(shape), 50 * 4, padded, run.config.sft, cpu.cpu(shape, 1)
     )
     fixed = 1 + FILES[False] * 4 * shape.parameters
-    assert guess(run) == pytest.approx(fixed + by_hand + 50 * STEP, rel=0.01)
+    assert guess(run) == pytest.approx(fixed + by_hand + 50 * STEP, rel=0.03)
     more = seconds(training("sft.steps=100")) - seconds(training("sft.steps=50"))
     assert more == pytest.approx(seconds(run) - fixed)  # twice the steps, twice the time
     two = replace(run, config=replace(run.config, threads=2))

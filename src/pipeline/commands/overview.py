@@ -62,10 +62,13 @@ class Overview:
 
         Problems and notes fill the lines that are left.
         """
-        details = []
-        for text in self.details:
-            details += wrapped(text, 2)
-        room = LINES - 4 - len(self.table) - len(details)
+        for height in (2, 1):  # lines of a detail
+            details = []
+            for text in self.details:
+                details += wrapped(text, height)
+            room = LINES - 4 - len(self.table) - len(details)
+            if room >= 2 * (len(self.fix) + len(self.know)):
+                break
         fix = marked("FIX", self.fix, max(3, room - len(self.know)))
         know = marked("KNOW", self.know, max(3, room - len(fix)))
         lines = wrapped(self.title, 1) + wrapped(self.total, 2)

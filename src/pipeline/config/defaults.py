@@ -122,10 +122,3 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
             for key in OF_ALL_WEIGHTS & knobs.keys():
                 del knobs[key]
     return parts
-
-
-def card_of(name: str | None) -> str | None:
-    """Return the GPU of an option of hardware=, or None."""
-    if name:
-        return read_hardware(name).get("plan", {}).get("gpu")
-    return None

@@ -280,8 +280,11 @@ def evaluation_seconds(run: Evaluation, machine: Gpu) -> float:
 
 def data_seconds(run: Run[DataStage]) -> float | None:
     """Return the seconds of a data run, or None if it reads from the Hub."""
-    expert = run.config.expert
-    if expert.world or expert.items or expert.union or source_files(run, readable=False):
+    expert, root = run.config.expert, run.parents.get("data_root")
+    of_world = isinstance(root, Run) and root.config.expert.world is not None
+    if of_world or expert.world or expert.items or expert.union:
+        return 1.0
+    if source_files(run, readable=False):
         return 1.0
     return None
 

@@ -17,7 +17,6 @@ from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import (
     READABLE,
-    SAMPLE,
     is_here,
     padded_length,
     sampled_lengths,
@@ -31,7 +30,7 @@ WORLD_ROW = 50  # tokens of a row of the small world
 SPREAD = 0.5
 
 
-def row_lengths(run: Training, rows: int = SAMPLE) -> tuple[float, ...]:
+def row_lengths(run: Training) -> tuple[float, ...]:
     """Return the sorted tokens of a sample of a training's rows, or () if no file is on this disk.
 
     The rows are in the data run's file, or in the files that it will read.
@@ -43,7 +42,7 @@ def row_lengths(run: Training, rows: int = SAMPLE) -> tuple[float, ...]:
         files = list(filter(Path.is_file, (file for _, _, file in source_files(data))))
     lengths: list[float] = []
     for file in files:
-        lengths += sampled_lengths(file, (), tokenizer, rows)
+        lengths += sampled_lengths(file, (), tokenizer)
     return tuple(sorted(lengths))
 
 

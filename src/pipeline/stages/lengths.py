@@ -89,7 +89,7 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 @lru_cache(maxsize=1024)
 def sampled_lengths(
-    file: Path, columns: tuple[str, ...], tokenizer: Path | None, rows: int = SAMPLE
+    file: Path, columns: tuple[str, ...], tokenizer: Path | None
 ) -> tuple[float, ...]:
     """Return the sorted numbers of tokens of a file's first rows.
 
@@ -97,9 +97,8 @@ def sampled_lengths(
         file: The file.
         columns: The columns that count. (): all columns with text.
         tokenizer: A tokenizer.json. None: tokens are estimated from bytes.
-        rows: The number of rows.
     """
-    texts = [text_of(row, columns) for row in islice(read_rows(file), rows)]
+    texts = [text_of(row, columns) for row in islice(read_rows(file), SAMPLE)]
     if tokenizer is None:
         return tuple(sorted(len(text.encode()) / BYTES for text in texts))
     encodings = load_tokenizer(tokenizer).encode_batch(texts)
