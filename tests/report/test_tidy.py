@@ -24,16 +24,15 @@ def told(runs: list[RunResult], evaluations: Iterable[RunResult], column: str) -
     return {line["run"]: line[column] for line in csv.DictReader(io.StringIO(tidy_rows(results)))}
 
 
-def test_rows_name_the_settings_of_their_scores_in_which_they_differ() -> None:
-    """A setting that all have is none that tells rows apart; the dtype has a column of its own."""
+def test_rows_name_the_settings_of_their_scores() -> None:
+    """The dtype has a column of its own."""
     configs = {
         "a": {
             "eval.temperature": 0.7,
-            "eval.max_gen_toks": 40,
             "eval.dtype": "float32",
             "merge.name": "soup",
         },
-        "b": {"eval.chat_template": True, "eval.max_gen_toks": 40, "eval.dtype": "bfloat16"},
+        "b": {"eval.chat_template": True, "eval.dtype": "bfloat16"},
     }
     runs = [
         RunResult(name, "eval", Path(), config=config, model="m", attempt=1, seconds=1)

@@ -21,9 +21,6 @@ COLOURS = {
     "line": "#d5d9df",
     "accent": "#2f6b9a",
     "soft": "#a9c3d8",
-    "warn": "#b4532a",
-    "second": "#6b8e4e",
-    "third": "#8a6bb0",
 }
 
 SVG: dict[str, Any] = {

@@ -39,7 +39,7 @@ class ScoreRow:
     language: str
     pair: str | None
     subject: str | None
-    num_fewshot: int | None  # None if the log of another tool does not have it
+    num_fewshot: int
     metric: str
     filter: str
     value: float | None

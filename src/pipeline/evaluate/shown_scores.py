@@ -34,7 +34,7 @@ def primary_of(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
 
     It is the task's primary metric, otherwise the first metric in the file.
     """
-    by_place: dict[tuple[str, str, int | None], ScoreRow] = {}
+    by_place: dict[tuple[str, str, int], ScoreRow] = {}
     for row in rows:
         if row.subject:
             continue

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 PERMUTATIONS = 10_000
+SEED = 0
 EXACT_CLUSTERS = 16  # 65,536 sign flips
 
 
@@ -36,9 +37,7 @@ class Friedman:
     permuted: float
 
 
-def friedman(
-    scores: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0
-) -> Friedman:
+def friedman(scores: ArrayLike, clusters: Sequence[Hashable] | None = None) -> Friedman:
     """Return Friedman's test of scores (blocks, treatments).
 
     Without an effect of the treatments, the labels of a cluster are exchangeable, jointly in all of
@@ -49,7 +48,6 @@ def friedman(
     Args:
         scores: (blocks, treatments).
         clusters: The cluster of each block (its model). None: every block is a cluster.
-        seed: The seed of the permutations.
 
     Raises:
         ValueError: For fewer than three treatments or two blocks.
@@ -70,7 +68,7 @@ def friedman(
     rows_of_cluster: dict[Hashable, list[int]] = {}
     for row, cluster in enumerate(range(blocks) if clusters is None else clusters):
         rows_of_cluster.setdefault(cluster, []).append(row)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     middle = blocks * (treatments + 1) / 2  # the sum of a treatment's ranks without an effect
     observed = np.sum((ranks.sum(axis=0) - middle) ** 2)  # it orders permutations as chi-squared
     sums = np.zeros((PERMUTATIONS, treatments))
@@ -82,9 +80,7 @@ def friedman(
     return Friedman(float(statistic), float(p), permuted)
 
 
-def wilcoxon(
-    differences: ArrayLike, clusters: Sequence[Hashable] | None = None, seed: int = 0
-) -> float:
+def wilcoxon(differences: ArrayLike, clusters: Sequence[Hashable] | None = None) -> float:
     """Return the two-sided p of the Wilcoxon signed-rank test of one difference per block.
 
     Zeros are omitted. All sign flips of up to EXACT_CLUSTERS clusters are enumerated. For more
@@ -94,7 +90,6 @@ def wilcoxon(
         differences: One difference per block.
         clusters: Blocks of one cluster, such as a model, flip their signs together. With c clusters
             the smallest p is 2 / 2^c. None: every block is a cluster.
-        seed: The seed of the draws.
     """
     import numpy as np
     from scipy import stats
@@ -120,7 +115,7 @@ def wilcoxon(
         np.sum,
         permutation_type="samples",
         n_resamples=flips,
-        random_state=seed,
+        random_state=SEED,
     )
     return float(flipped.pvalue)
 
@@ -284,7 +279,6 @@ def compare_correlations(
     groups: Sequence[Hashable],
     experts: Sequence[Hashable],
     draws: int = 2_000,
-    seed: int = 0,
 ) -> Correlations:
     """Test whether one score of an expert predicts its merge better than another score does.
 
@@ -298,7 +292,6 @@ def compare_correlations(
         groups: The model and language of each number. Numbers are ranked within a group.
         experts: The expert of each number.
         draws: The number of draws of experts.
-        seed: The seed of the draws.
     """
     import numpy as np
 
@@ -308,7 +301,7 @@ def compare_correlations(
     group_members: dict[Hashable, dict[Hashable, list[int]]] = {}
     for index, (group, expert) in enumerate(zip(groups, experts, strict=True)):
         group_members.setdefault(group, {}).setdefault(expert, []).append(index)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     counts = np.zeros((draws, len(target)))
     for members in group_members.values():
         n = len(members)

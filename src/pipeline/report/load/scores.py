@@ -42,8 +42,7 @@ def task_notes(results: Results) -> list[str]:
         words = [METRICS.get(row.metric, row.metric)]
         if row.filter != "none":
             words.append(row.filter)
-        if row.num_fewshot is not None:
-            words.append(f"{row.num_fewshot}-shot")
+        words.append(f"{row.num_fewshot}-shot")
         how = f"{title_of(row.task)}: {', '.join(words)}"
         counts.setdefault(how, set()).add(row.n)
     notes = []

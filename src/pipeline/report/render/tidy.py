@@ -5,7 +5,7 @@ Each row has the run's cells in the table, and its settings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.config.stages import TrainStage
@@ -34,13 +34,12 @@ def tidy_rows(results: Results) -> str:
     """
     runs = {run.name: run for run in results.runs}
     places = places_of_runs(results)
-    shared = shared_settings([runs[name] for name in results.evaluations])
     lines = []
     for name, evaluation in sorted(results.evaluations.items()):
         run = runs[name]
         knobs = []
         for key, value in run.config.items():
-            if key not in shared and not key.startswith(NOT_KNOBS):
+            if not key.startswith(NOT_KNOBS):
                 knobs.append(f"{key}={value}")
         about_run = {**vars(run), **run.machine, **run.versions}
         about_run["seed"] = joined(training_seeds(run, runs))
@@ -70,19 +69,6 @@ def places_of_runs(results: Results) -> dict[str, dict[str, list[Any]]]:
             if "seed" in score.at:
                 of_run.setdefault("seed", []).append(score.at["seed"])
     return places
-
-
-def shared_settings(runs: Sequence[RunResult]) -> set[str]:
-    """Return the settings of evaluations that have the same value in all of these runs."""
-    keys: set[str] = set()
-    for run in runs:
-        keys.update(run.config)
-    shared = set()
-    for key in keys:
-        values = {str(run.config.get(key)) for run in runs}
-        if key.startswith("eval.") and len(values) == 1:
-            shared.add(key)
-    return shared
 
 
 def joined(values: Iterable[Any]) -> str:
