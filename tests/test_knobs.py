@@ -540,7 +540,7 @@ EVALUATION: dict[str, Change | list[Change]] = {
     "eval.max_gen_toks_of": Change("+eval.max_gen_toks_of.en=1"),
     "eval.exemplars": [
         Change("eval.exemplars=random", given=MGSM),
-        Change("eval.exemplars=random", given=CHOICES, refused="eval.exemplars=random is for MGSM"),
+        Change("eval.exemplars=random", given=CHOICES, refused="eval.exemplars=random: "),
     ],
     "eval.dtype": Change(
         "eval.dtype=bfloat16", given=CHOICES, alone_because="it rounds, and short answers may stay"

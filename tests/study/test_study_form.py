@@ -239,10 +239,10 @@ def test_an_expert_of_own_rows_is_a_training_on_that_file(
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"q,a\n", "./theirs.csv has a header and no rows. Write"),
-        (b"q;a\nx;y\n", "./theirs.csv has one column, 'q;a'"),
+        (b"q,a\n", "source own (./theirs.csv) has no rows. Choose"),
+        (b"q;a\nx;y\n", "source own (./theirs.csv) has no column q, a. Its columns are q;a"),
         (b"q,a\nx,caf\xe9\n", "./theirs.csv is not readable as UTF-8 text"),
-        (b"", "./theirs.csv has no header"),
+        (b"", "source own (./theirs.csv) has no rows. Choose"),
         (b"q,a\nx,y,z\n", "./theirs.csv, line 2 has 3 cells, and the header has 2"),
     ],
 )

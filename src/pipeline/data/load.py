@@ -70,26 +70,24 @@ def open_source(
         first = next(rows, None)
     if first is None:
         raise PipelineError(
-            f"source {name} has no rows. Choose another file under data_root, or another expert."
+            f"source {name}{place_of(source, data_root)} has no rows. Choose another file under"
+            " data_root, or another expert."
         )
     missing = [column for column in required if column not in first]
     if missing:
-        raise _missing_columns(name, source, data_root, missing, list(first))
+        lacks, has = ", ".join(missing), ", ".join(first)
+        raise PipelineError(
+            f"source {name}{place_of(source, data_root)} has no column {lacks}. Its columns are"
+            f" {has}. Change the file, or the source's templates."
+        )
     return chain([first], rows)
 
 
-def _missing_columns(
-    name: str, source: Source, data_root: Path | None, missing: list[str], columns: list[str]
-) -> PipelineError:
-    file = source.url
+def place_of(source: Source, data_root: Path | None) -> str:
+    """Return the file of a source in brackets, for messages."""
     if data_root:
-        file = str(local_file(source, data_root))
-    place = f" ({file})" if file else ""
-    lacks, has = ", ".join(missing), ", ".join(columns)
-    return PipelineError(
-        f"source {name}{place} has no column {lacks}. Its columns are {has}. Change the file, or"
-        " the source's templates."
-    )
+        return f" ({local_file(source, data_root)})"
+    return f" ({source.url})" if source.url else ""
 
 
 def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Example | Unusable]:
