@@ -215,9 +215,7 @@ def plan_text(
         lines.append("")
         if know:
             lines += [*know, ""]
-        lines += show_runs(runs, history, reasons, config.plan.lines)
-    if config.plan.lines:
-        lines += appendix
+        lines += [*show_runs(runs, history, reasons, config.plan.lines), *appendix]
     text = "\n".join(lines)
     if fix:
         raise PipelineError(*fix, output=text)
