@@ -314,7 +314,7 @@ def test_rows_without_a_loss_are_refused_by_the_plan_as_by_the_training(
     separator = "\t" if name.endswith("tsv") else ","
     lines = [separator.join(row.values()) for row in [{"q": "q", "a": "a"}, *rows]]
     texts = {
-        "own.json": json.dumps({"data": rows}, indent=1),
+        "own.json": json.dumps(rows, indent=1),
         "own.jsonl": "\n".join(map(json.dumps, rows)) + "\n",
     }
     (tmp_path / name).write_text(texts.get(name, "\n".join(lines)))
