@@ -171,6 +171,7 @@ def test_a_slice_is_taken_of_a_local_parquet_file(tmp_path: Path) -> None:
         ("q,a\n1,2,\n3,4,\n", r"line 2 has 3 cells"),
         ('q,a\n"x\ny",2\n3\n', r"line 4 has 1 cells"),
         ("q;a\nx;y\n", r"has no column q, a. Its columns are q;a"),
+        ("q,a,a\n1,2,3\n", r"a\.csv has two columns 'a'. Give each column another name"),
         ("q,a\n", r"source own .*has no rows"),
         ("\n\n", r"source own .*has no rows"),
         (

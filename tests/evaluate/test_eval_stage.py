@@ -69,6 +69,9 @@ def test_prompts_that_are_too_long_are_refused(data_root: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("template", "problem"),
     [
+        ("{{ '' }}", "renders an empty prompt for a question of mgsm_en_0shot"),
+        ("{% if false %}{{ messages }}{% endif %}", "renders an empty prompt"),
+        ("{{ bos_token }} ", "renders an empty prompt"),
         (
             "{{ raise_exception('roles\n must alternate \\x1b[31m') }}",
             r"raises on the prompts .*roles must alternate \[31m",

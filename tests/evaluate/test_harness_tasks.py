@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -492,6 +493,37 @@ def write_own(folder: Path, task: str, **keys: Any) -> Path:
     rows = [{"text": f"{number} and", "label": str(number)} for number in range(3)]
     write_rows(folder / f"rows/harness/{task}/test.jsonl", rows)
     return own
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"doc_to_text": "txt"}, r"doc_to_text=txt, .* no column txt \(did you mean text"),
+        (
+            {"doc_to_target": "lable"},
+            r"doc_to_target=lable, .* no column lable \(did you mean label",
+        ),
+        (
+            {**CHOICES, "doc_to_target": "lable"},
+            r"the target of row 1, 'lable', is not among its 3 choices",
+        ),
+        (
+            {**CHOICES, "doc_to_target": "{{label|int + 1}}"},
+            r"the target of row 3, 3, is not among its 3 choices",
+        ),
+        ({**CHOICES, "doc_to_target": "{{label|int}}"}, None),
+    ],
+)
+def test_an_own_task_that_would_count_all_answers_as_wrong_is_refused(
+    keys: dict[str, Any], message: str | None, tmp_path: Path
+) -> None:
+    """The harness takes the misspelt name of a column as text, and only warns of wrong labels."""
+    include(str(write_own(tmp_path, "own_sum", **keys)))
+    definitions = task_specs(
+        choice(asked("own_sum", 0)), ["en"], tmp_path / "rows", tmp_path / "tasks"
+    )
+    with pytest.raises(PipelineError, match=message) if message else nullcontext():
+        assert len(load_tasks(definitions, Lock())) == 1
 
 
 def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(

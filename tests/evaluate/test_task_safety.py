@@ -18,7 +18,7 @@ from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateSyntaxError
 from lm_eval.utils import regex_replace
 from made_up import asked, choice, write_rows
 
-from pipeline.benchmarks.task_safety import texts_of
+from pipeline.benchmarks.task_safety import refuse_card, texts_of
 from pipeline.config.harness_tasks import NAMED, forget_files, include
 from pipeline.config.task_yaml import load_plain, read_task, shipped_folder
 from pipeline.errors import PipelineError
@@ -369,6 +369,18 @@ def test_compiled_kernels_of_the_hub_are_refused_in_any_form(value: Any) -> None
     )
     with pytest.raises(PipelineError, match="names code on the Hub"):
         load_config(Path())
+
+
+@pytest.mark.parametrize(
+    "named", ["/etc/hostname", "../../outside.jsonl", "~/x.jsonl", "file:///etc/hostname"]
+)
+def test_a_card_of_rows_names_no_file_outside(named: str, tmp_path: Path) -> None:
+    card = "---\nconfigs: [{{config_name: default, data_files: '{}'}}]\n---\n"
+    (tmp_path / "README.md").write_text(card.format(named))
+    with pytest.raises(PipelineError, match="names rows outside of its folder"):
+        refuse_card(tmp_path)
+    (tmp_path / "README.md").write_text(card.format("test.jsonl"))
+    refuse_card(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["data_dir", "cache_dir"])

@@ -12,7 +12,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.config.task_yaml import READERS, FunctionName, TaskFile, names_of_rows
+from pipeline.errors import PipelineError
+from pipeline.files import readable_yaml
+from pipeline.text import strings_in
 
 # owner/name on the Hub, or an old name without an owner
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -26,8 +31,6 @@ GENERATION = (
 ).split()
 
 
-# Matches inside a template only. A search from an opening bracket ends at the next opening bracket,
-# so it takes linear time.
 def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     """Return the texts of a task file that may be templates, with their keys."""
     for key, value in body.items():
@@ -88,3 +91,25 @@ def outside_paths(stock: Mapping[str, Any], folder: Path) -> Iterator[str]:
         places = [Path(name).expanduser(), *map(Path, glob(name, recursive=True))]
         if "://" in name or any(folder not in place.resolve().parents for place in places):
             yield name
+
+
+def refuse_card(folder: Path) -> None:
+    """Raise PipelineError if the card of a local copy of a data set names files outside of it.
+
+    `datasets` would read them.
+    """
+    for card in (folder / "README.md", folder / ".huggingface.yaml"):
+        if not card.is_file():
+            continue
+        head = card.read_text(encoding="utf-8", errors="replace")
+        if card.suffix != ".yaml":
+            head = head.partition("---")[2].partition("\n---")[0]
+        with readable_yaml(card):
+            settings = yaml.safe_load(head)
+        configs = settings.get("configs") if isinstance(settings, dict) else None
+        for name in strings_in(configs):
+            is_outside = name.startswith(("/", "~")) or ".." in Path(name).parts
+            if is_outside or "://" in name:
+                raise PipelineError(
+                    f"{card} names rows outside of its folder ({name}). Correct its configs."
+                )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from io import TextIOWrapper
 from itertools import chain, islice
@@ -86,8 +87,8 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
     Columns without a name are dropped.
 
     Raises:
-        PipelineError: A row has another length than the header, or unbalanced quotation marks. The
-            message has the line, counted from 1.
+        PipelineError: A column is repeated, a row has another length than the header, or quotation
+            marks are unbalanced. The message has the line, counted from 1.
     """
     csv.field_size_limit((1 << 31) - 1)
     reader = csv.reader(text, delimiter=separator, strict=True)
@@ -97,6 +98,7 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
         for row in reader:
             if not names:
                 names = row
+                _refuse_repeated(names, path)
             elif row:  # not a blank line
                 if len(row) != len(names):
                     raise PipelineError(
@@ -113,3 +115,9 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
             f"{path}, line {line}: {error}. Quote cells that contain a carriage return, and double"
             " the quotation marks in them."
         ) from error
+
+
+def _refuse_repeated(names: list[str], path: str) -> None:
+    for name, count in Counter(names).items():
+        if name and count > 1:
+            raise PipelineError(f"{path} has two columns {name!r}. Give each column another name.")

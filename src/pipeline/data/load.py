@@ -15,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.benchmarks.task_safety import refuse_card
 from pipeline.config.data import Source
 from pipeline.data.lines import read_files
 from pipeline.data.rows import Unusable, is_blank, is_text
@@ -162,6 +163,8 @@ def open_rows(
             f"{source.file} is not on the Hub. Set data_root to a folder that has it."
         )
     is_here = Path(source.hub).is_dir()
+    if is_here:
+        refuse_card(Path(source.hub))
     with nullcontext() if is_here else reach_or_offline(source.hub):
         from datasets import load_dataset_builder
         from datasets.data_files import resolve_pattern

@@ -19,7 +19,8 @@ from lm_eval.tasks import TaskManager
 
 from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.config.evaluation import Eval, is_sampled
-from pipeline.errors import PipelineError, first_line
+from pipeline.config.harness_tasks import included_folder
+from pipeline.errors import PipelineError, first_line, suggest
 from pipeline.evaluate.model import DRAW
 from pipeline.evaluate.tasks import data_sets
 from pipeline.evaluate.templates import RefusedTemplate, remember_places
@@ -60,7 +61,7 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
 
     Raises:
         PipelineError: Data can be read neither from the Hub, which is asked once, nor from its
-            cache. Or there are too few rows.
+            cache. Or there are too few rows, or a user's task file misreads them.
     """
     manager = TaskManager(include_defaults=False)
     refusal_of_set = functools.cache(reach.refusal_of_set)
@@ -82,6 +83,8 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
         except Exception as error:  # datasets raises whatever its readers and the network raise
             raise _unreadable(spec, error, bool(sets), refusals) from error
         _refuse_too_few_rows(spec, tasks[-1])
+        if included_folder(spec.part or spec.task):
+            _refuse_misread_rows(spec, tasks[-1])
     return tasks
 
 
@@ -113,6 +116,40 @@ def _unreadable(
             " data_root to a folder that has it"
         )
     return PipelineError(f"The data of {spec.name} cannot be read ({problem}). {remedy}.")
+
+
+def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
+    """Raise PipelineError if a user's task file names a missing column or a wrong target.
+
+    The harness takes the name of a missing column as text. It counts every answer as wrong if the
+    target is not among the choices, with only a warning.
+    """
+    of_choices = task.OUTPUT_TYPE == "multiple_choice"
+    for key in ["doc_to_text"] if of_choices else ["doc_to_text", "doc_to_target"]:
+        column = getattr(task.config, key)
+        if isinstance(column, str) and column.isidentifier() and column not in task.features:
+            raise PipelineError(
+                f"{spec.name}: {key}={column}, but the rows have no column {column}"
+                f" ({suggest(column, task.features)}). Correct its task file in eval.include_path,"
+                " or its rows."
+            )
+    if of_choices and not callable(task.config.process_results):
+        _refuse_wrong_targets(spec, task)
+
+
+def _refuse_wrong_targets(spec: TaskSpec, task: Any) -> None:
+    target_of = task.doc_to_text if task.multiple_input else task.doc_to_target
+    for number, row in enumerate(task.eval_docs, start=1):
+        choices = task.doc_to_choice(row)
+        targets = target_of(row)
+        for target in targets if isinstance(targets, list) else [targets]:
+            allowed = choices if isinstance(target, str) else range(len(choices))
+            if target not in allowed:
+                raise PipelineError(
+                    f"{spec.name}: the target of row {number}, {target!r}, is not among its"
+                    f" {len(choices)} choices (the first is 0). Correct its task file in"
+                    " eval.include_path, or its rows."
+                )
 
 
 def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
@@ -175,6 +212,8 @@ def build_requests(
                 raise
             problem = f"raises on the prompts of {spec.name} ({plain_line(error)})"
             raise PipelineError(template_problem(problem)) from error
+        if templated:
+            refuse_empty_prompts(spec, task, lm.tokenizer)
         requests += task.instances
     for request in requests:
         if request.request_type != "generate_until":
@@ -186,6 +225,21 @@ def build_requests(
                 " they would differ each time. Set eval.temperature, or leave the task out."
             )
     return requests
+
+
+def refuse_empty_prompts(spec: TaskSpec, task: Any, tokenizer: Any) -> None:
+    """Raise PipelineError if a chat template renders all prompts of a question empty.
+
+    A single empty prompt is allowed: acc_mutual_info has one for each option.
+    """
+    written = set()
+    for request in task.instances:
+        if without_marks(request.args[0], tokenizer):
+            written.add(request.doc_id)
+    for request in task.instances:
+        if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
+            problem = f"renders an empty prompt for a question of {spec.name}"
+            raise PipelineError(template_problem(problem))
 
 
 def prepare(task: Any, spec: TaskSpec, settings: Eval, answer: int) -> None:
@@ -259,3 +313,10 @@ def plain_line(error: Exception) -> str:
     """Return an error's message in one line of at most 200 printable characters."""
     text = one_line(str(error)) or type(error).__name__
     return "".join(letter for letter in text if letter.isprintable())[:200]
+
+
+def without_marks(text: str, tokenizer: Any) -> str:
+    """Strip special tokens and surrounding whitespace from a text."""
+    for mark in tokenizer.all_special_tokens:
+        text = text.replace(mark, "")
+    return text.strip()
