@@ -22,6 +22,8 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 UNHASHED_FILES = ("wandb/",)  # tracking writes there; it holds no results
+# for example a number of 5,000 digits, or too many nested brackets
+VALUE_ERRORS = (ValueError, KeyError, IndexError, AttributeError, RecursionError)
 MOST_BYTES = 20_000_000  # maximum size of a YAML file
 MOST_ENTRIES = 1_000_000  # maximum entries of a YAML file with resolved aliases
 DIGESTS_FOLDER = ".digests"  # folder in runs_dir
@@ -217,8 +219,6 @@ def readable_yaml(file: str | Path) -> Iterator[None]:
     place = str(file)
     try:
         yield
-    except PipelineError:
-        raise
     except UnicodeDecodeError as error:
         raise PipelineError(f"{file} is not UTF-8 ({error}). Save it as UTF-8.") from error
     except yaml.YAMLError as error:
@@ -229,8 +229,9 @@ def readable_yaml(file: str | Path) -> Iterator[None]:
         if mark:
             place += f", line {mark.line + 1}"
         raise PipelineError(f"{place}: invalid YAML ({problem}). {remedy}") from error
-    except (ValueError, LookupError, AttributeError, RecursionError) as error:
-        # for example a number of 5,000 digits, or too many nested brackets
+    except VALUE_ERRORS as error:
+        if type(error) not in VALUE_ERRORS:
+            raise
         raise PipelineError(f"{place}: invalid YAML ({error}). {remedy}") from error
 
 
