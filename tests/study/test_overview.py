@@ -170,6 +170,37 @@ def test_lines_come_when_they_are_asked_for(tmp_path: Path) -> None:
     assert "claim sandbox_swap_base: minimum detectable difference 7.9 points" in listed
 
 
+@pytest.mark.parametrize(
+    ("trained", "scored", "said"),
+    [
+        (
+            "chat",
+            "false",
+            "trained with sft.template=chat and scored without it. Set eval.chat_template=true",
+        ),
+        (
+            "plain",
+            "true",
+            (
+                "trained with sft.template=plain and scored with the chat template. Set"
+                " eval.chat_template="
+            ),
+        ),
+        ("chat", "true", ""),
+    ],
+)
+def test_one_template_in_training_and_another_in_scoring(
+    trained: str, scored: str, said: str, tmp_path: Path
+) -> None:
+    words = (
+        f"every.sft.template={trained}",
+        f"every.eval.chat_template={scored}",
+        "every.model=llama3.1_8b_instruct",
+    )
+    text, _ = planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=1", *words)
+    assert said in text and bool(said) is (" is trained with sft.template=" in text)
+
+
 def test_a_command_has_the_same_screen(tmp_path: Path) -> None:
     text, _ = planned("expert=math", f"runs_dir={tmp_path}", "hardware=h100_80x1")
     lines = text.splitlines()

@@ -24,6 +24,7 @@ from pipeline.commands.plan_notes import (
     missing_inputs,
     mixed_dtypes,
     other_bases,
+    template_lines,
 )
 from pipeline.config.overrides import chosen_options, override_of
 from pipeline.config.stages import MergeStage, PlanStage
@@ -180,7 +181,7 @@ def plan_text(
             check_writable(runs_dir, create=False)
         except PipelineError as error:
             fix.append(str(error))
-    know = [*missing_inputs(runs, runs_dir), *overview.know]
+    know = [*missing_inputs(runs, runs_dir), *overview.know, *template_lines(runs)]
     know += about_trainings(remaining, about_default_rate)
     if bill:
         know += [f"not included: {text}" for text in bill.left_out()]

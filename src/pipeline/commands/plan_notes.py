@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.config.stages import TrainStage
+from pipeline.config.stages import EvalStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.runs.dtypes import stored_dtype
+from pipeline.runs.graph import order_runs
 from pipeline.runs.lineage import another_base
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs, kept_offline
@@ -61,6 +62,32 @@ def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
     lines += inputs.problems
     lines += [f"left out: {why}" for why in inputs.left_out]
     return lines
+
+
+def template_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for models that are trained with a chat template but scored without it.
+
+    The reverse case has a line, too.
+    """
+    unlike: dict[str, str] = {}  # template -> the last training with it
+    for run in runs:
+        if not isinstance(run.config, EvalStage):
+            continue
+        scored_with_chat = run.config.eval.chat_template
+        for trained in order_runs([run]):
+            if isinstance(trained.config, TrainStage):
+                template = trained.config.sft.template
+                if (template == "chat") != scored_with_chat:
+                    unlike[template] = trained.label
+    for template, label in unlike.items():
+        trained_with = f"{label} is trained with sft.template={template} and scored"
+        if template == "chat":
+            yield f"{trained_with} without it. Set eval.chat_template=true, or sft.template=plain."
+        else:
+            yield (
+                f"{trained_with} with the chat template. Set eval.chat_template=false, or"
+                " sft.template=chat."
+            )
 
 
 def about_trainings(runs: Sequence[Run], text_of: Callable[[TrainStage], str]) -> list[str]:
