@@ -459,8 +459,8 @@ def make_checkpoints(
 
 def opened(name: str, folder: Path) -> Any:
     """Open a merge, which reads headers only."""
-    from pipeline.merge.open_merge import open_merge
     from pipeline.merge.methods import METHODS
+    from pipeline.merge.open_merge import open_merge
     from pipeline.models.checkpoint import Checkpoint
 
     method, knobs = MERGES[name]

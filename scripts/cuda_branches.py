@@ -151,7 +151,6 @@ LINES = {
     "evaluate/steps.py::Steps.next": 2,
     "evaluate/torch_backend.py::TorchBackend._fit_rows": 3,
     "evaluate/torch_backend.py::TorchBackend.halving": 2,
-    "launch/in_process.py::refuse_without_gpus": 5,
     "train/load.py::check_kernels": 2,
     "train/trainer.py::trainer_arguments": 2,
 }

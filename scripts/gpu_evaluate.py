@@ -286,8 +286,8 @@ LIVE_SWAPS = {
 def live_swaps(sizes: dict[str, int]) -> Iterator[Row]:
     """Yield the times of swaps of bfloat16 experts that are loaded into one model in turn."""
     from pipeline.merge.live import model_of
-    from pipeline.merge.open_merge import open_merge
     from pipeline.merge.methods.layer_swap import LayerSwap
+    from pipeline.merge.open_merge import open_merge
     from pipeline.merge.resident import keep_models_resident
     from pipeline.models.checkpoint import Checkpoint
 

@@ -51,7 +51,7 @@ def lay(root: Path, text: str | bytes | None) -> str:
     [
         (None, "has no orca_math/train.jsonl. Put the file there"),
         ("", "has no rows. Choose another file"),
-        ("\n\n", "source orca_math has no"),
+        ("\n\n", "train.jsonl) has no rows. Choose another file"),
         (b"\xff\xfe\x00", "train.jsonl is not readable as UTF-8 text ("),
         (
             '{"question": "1 + 1?", "ans',

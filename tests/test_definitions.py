@@ -2,25 +2,8 @@
 
 import pytest
 
-from pipeline.benchmarks.mgsm import QUESTION, STEPS, prompt_words
 from pipeline.config.data import Source
 from pipeline.data.sources import nllb
-
-
-@pytest.mark.parametrize(
-    ("exemplars", "words"),
-    [
-        ([("Swali: moja?", "Jibu: 1")] * 2, ("Swali:", "Jibu:")),
-        ([("Swali: moja?", "Jibu: 1")], (QUESTION, STEPS)),  # one may begin with a name by chance
-        ([("Swali: moja?", "Jibu: 1"), ("Swali: mbili?", "Ana: 2")], ("Swali:", STEPS)),
-        ([], (QUESTION, STEPS)),
-    ],
-)
-def test_words_of_a_prompt_are_those_that_two_exemplars_share(exemplars, words) -> None:
-    assert (
-        prompt_words([{"question": question, "answer": answer} for question, answer in exemplars])
-        == words
-    )
 
 
 @pytest.mark.parametrize(

@@ -67,21 +67,3 @@ def test_without_extras_the_papers_tables_are_planned_and_a_table_is_made(
         (core.parent / done.stdout.splitlines()[-2]).with_name("cells.csv").read_text().splitlines()
     )
     assert len(cells) == 1 + (5 + 3) * 2 and not [line for line in cells if "failed" in line]
-
-
-MISSING = {
-    "mergekit": "stage=merge merge=mergekit merge.file=x.yaml merge.experts=[a]",
-    "compare": "stage=compare results=[a,b]",
-}
-
-
-def test_a_missing_extra_is_named(core: Path) -> None:
-    for file in MISSING:
-        (core / f"src/pipeline/extras/{file}.py").unlink()
-    done = run(core, *MISSING.values())
-    assert done.stdout == "status 1\n" * len(MISSING)
-    for file, line in zip(MISSING, done.stderr.splitlines(), strict=True):
-        assert (
-            line.startswith(f"error: {file} is in ")
-            and f"extras/{file}.py, which does not exist" in line
-        )

@@ -420,7 +420,7 @@ def test_what_does_not_fit_says_what_it_is_for(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 * 2**30))
     with pytest.raises(
         PipelineError,
-        match=r"100.0 GB free, about 209.5 GB needed \(29.9 weights, 179.5 resume poi",
+        match=r"100.0 GB free, about 209.5 GB needed \(0.1 spare, 29.9 weights, 179.5 resume poi",
     ):
         run = training(tmp_path, parents)
         check_disk(run, bytes_of_training(run))

@@ -61,9 +61,7 @@ def test_the_end_of_a_response_is_named_trained_on_and_saved(words: list[str], c
     assert manifest["config"]["sft"]["eos_token"] == "<|im_end|>"  # not masked as a credential
 
 
-def test_a_token_that_the_tokenizer_lacks_is_found_by_the_plan(
-    words: list[str], call: Call
-) -> None:
+def test_a_token_that_the_tokenizer_lacks_is_refused(words: list[str], call: Call) -> None:
     shutil.rmtree("runs", ignore_errors=True)
-    planned = call("stage=plan", "plan.stage=sft", *words[1:], "sft.eos_token='<|end|>'", status=1)
-    assert "sft.eos_token=<|end|>: the tokenizer of base has no such token" in planned.err
+    refused = call(*words, "sft.eos_token='<|end|>'", status=1)
+    assert "sft.eos_token=<|end|>: the tokenizer of base has no such token" in refused.err

@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_before_the_base_is_loaded(
     for way in (["recipe=sandbox_math"], ["sft=lora", "recipe=sandbox_lora"]):
         run: Any = build(compose([*words, *way, f"runs_dir={tmp_path}"]))  # type: ignore[arg-type]
         with pytest.raises(
-            PipelineError, match=r"GB of memory on each GPU, and these have 0. No hardware="
+            PipelineError, match=r"GB of memory on each GPU, and these have 0. Set hardware="
         ):
             in_process.make_run(run)
 
