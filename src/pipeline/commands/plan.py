@@ -21,6 +21,7 @@ from pipeline.commands.overview import (
 )
 from pipeline.commands.plan_notes import (
     about_trainings,
+    empty_spbleu,
     missing_inputs,
     mixed_dtypes,
     other_bases,
@@ -90,7 +91,7 @@ def show_table_plan(config: PlanStage) -> str:
         text, rows = detectable
         compared.append(text)
         details += align_columns(rows, range(1, 9))
-    know = other_bases(planning) + mixed_dtypes(planning)
+    know = other_bases(planning) + mixed_dtypes(planning) + empty_spbleu(planning)
     published = sum(bool(cell.published) for cell in planning.plan.cells.values())
     if published:
         compared.append(f"{pluralize(published, 'cell')} with a published number")

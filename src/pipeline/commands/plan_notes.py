@@ -9,13 +9,15 @@ from pathlib import Path
 from pipeline.config.stages import EvalStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
+from pipeline.report.stored import SPM_MODEL
 from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.graph import order_runs
 from pipeline.runs.lineage import another_base
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs, kept_offline
+from pipeline.tables.plan import ScoreRef
 from pipeline.tables.planned_runs import Planning
-from pipeline.text import first_few
+from pipeline.text import first_few, pluralize
 
 
 def other_bases(planning: Planning) -> list[str]:
@@ -62,6 +64,23 @@ def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
     lines += inputs.problems
     lines += [f"left out: {why}" for why in inputs.left_out]
     return lines
+
+
+def empty_spbleu(planning: Planning) -> list[str]:
+    """Return a line about cells that stay empty without spBLEU's SentencePiece model."""
+    empty = 0
+    for cell in planning.plan.cells.values():
+        if cell.metric != "spbleu":
+            continue
+        scores: set[ScoreRef] = set()
+        for item in cell.items:
+            for reading in item.readings:
+                scores.update(reading.values())
+        runs = filter(None, map(planning.expected_evaluation, scores))
+        empty += any(run.config.eval.spm_model is None for run in runs)
+    if empty:
+        return [f"{pluralize(empty, 'cell')} of spBLEU will be empty: give {SPM_MODEL}"]
+    return []
 
 
 def template_lines(runs: Sequence[Run]) -> Iterator[str]:
