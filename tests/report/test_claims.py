@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.report import claims
-from pipeline.report.claims import (
-    Claim,
-    Unit,
-    judge_difference,
-    judge_wilcoxon,
-    read_claims,
-    word_of,
-)
+from pipeline.report import claims, judgements
+from pipeline.report.claims import Claim, read_claims
+from pipeline.report.judgements import Unit, judge_difference, judge_wilcoxon, word_of
 from pipeline.report.render.sheets import lines_csv
 from pipeline.stats.contrast import contrast
 from pipeline.stats.ranks import Alike, compare_correlations, friedman
@@ -154,7 +148,7 @@ def test_every_place_has_to_hold():
     def judged(*wins: int) -> str:
         held = [contrast(won(one, 20, 170)) for one in wins]
         units = [Unit(f"place {at}", one, 0.5, 0.4) for at, one in enumerate(held)]
-        return claims.judge_every(claim(units="each", threshold=0), units).verdict
+        return judgements.judge_every(claim(units="each", threshold=0), units).verdict
 
     assert [judged(60, 60), judged(60, 24), judged(60, 2)] == ["shown", "undecided", "contradicted"]
 
@@ -172,7 +166,7 @@ def test_all_of_several_units_have_the_largest_p():
         Unit(*unit, 0.5, 0.4)
         for unit in (("A", contrast(won(43, 25, 182))), ("B", contrast(won(14, 1, 385))))
     ]
-    every = claims.judge_every(claim(units="each", threshold=0), units)
+    every = judgements.judge_every(claim(units="each", threshold=0), units)
     assert (every.verdict, every.p) == ("shown", pytest.approx(mcnemar(43, 25)))
     assert every.difference == pytest.approx(7.2) and "from A" in every.detail
 
@@ -181,12 +175,12 @@ def test_a_contradiction_by_one_of_ten_units_is_corrected():
     """One of ten units contradicts the claim with p 0.0047, which is 0.047 by Holm over the ten."""
     units = [Unit(f"u{at}", contrast(won(12, 10, 228)), 0.5, 0.4) for at in range(9)]
     units.append(Unit("bad", contrast(won(3, 15, 232)), 0.4, 0.5))
-    every = claims.judge_every(claim(units="each", threshold=0), units)
+    every = judgements.judge_every(claim(units="each", threshold=0), units)
     assert (every.verdict, every.p) == ("contradicted", pytest.approx(10 * mcnemar(3, 15)))
     assert every.difference == pytest.approx(-4.8) and "from bad" in every.detail
     counted = claim(units="count", threshold=0)
     overall = judge_difference(counted, contrast(won(123, 105, 2272)), 0.5, 0.4)
-    wins = claims.judge_wins(counted, units, overall, experts=False)
+    wins = judgements.judge_wins(counted, units, overall, experts=False)
     assert (overall.verdict, wins.verdict, wins.p) == (
         "undecided",
         "contradicted",
@@ -200,7 +194,7 @@ def test_a_contradiction_by_one_of_ten_units_is_corrected():
 @pytest.mark.parametrize("direction", ["higher", "lower", "within"])
 def test_p_of_several_units_agrees_with_their_verdict(counts, direction):
     units = [Unit(str(at), contrast(won(*of, 170)), 0.5, 0.4) for at, of in enumerate(counts)]
-    found = claims.judge_every(claim(units="each", threshold=1, direction=direction), units)
+    found = judgements.judge_every(claim(units="each", threshold=1, direction=direction), units)
     assert (found.verdict != "undecided") == (found.p < 0.05)
 
 
@@ -209,15 +203,15 @@ def test_friedman_needs_both_of_its_p():
     kind = claim(test="friedman", left=names, right=None, direction="differ", threshold=0.05)
     apart = np.arange(3) + np.random.default_rng(0).random((12, 3)) / 2
     assert (
-        claims.judge_friedman(kind, friedman(apart, [at // 3 for at in range(12)]), 12).verdict
+        judgements.judge_friedman(kind, friedman(apart, [at // 3 for at in range(12)]), 12).verdict
         == "shown"
     )
-    one_model = claims.judge_friedman(kind, friedman(apart, ["same"] * 12), 12)
+    one_model = judgements.judge_friedman(kind, friedman(apart, ["same"] * 12), 12)
     assert one_model.verdict == "undecided"
 
 
-def pair(difference: float, p: float, clusters: int = 12) -> claims.Ranked:
-    return claims.Ranked("a", "b", difference, p, 12, clusters)
+def pair(difference: float, p: float, clusters: int = 12) -> judgements.Ranked:
+    return judgements.Ranked("a", "b", difference, p, 12, clusters)
 
 
 def test_signed_ranks_are_corrected_within_their_family():
@@ -261,7 +255,7 @@ def test_correlations_decide():
     def judged(left: np.ndarray, right: np.ndarray, n: int = 72) -> str:
         groups, ids = np.arange(n) // 12, np.arange(n)
         found = compare_correlations(left[:n], right[:n], outcome[:n], groups, ids)
-        return claims.judge_spearman(claim(test="spearman", threshold=0), found, n).sentence
+        return judgements.judge_spearman(claim(test="spearman", threshold=0), found, n).sentence
 
     assert [judged(near, far), judged(far, near)] == ["shown", "contradicted"]
     assert judged(far, far).startswith("undecided")
@@ -272,7 +266,7 @@ def test_correlations_decide():
 def test_maps_of_a_kind_decide():
     def judged(p: float, opposed: float, least: float = 1 / 35, **words: object) -> str:
         kind = claim(test="alike", metric="fact", threshold=0, **words)
-        return claims.judge_alike(kind, Alike(7, 0.9, 0.7, p, opposed, 35, least)).verdict
+        return judgements.judge_alike(kind, Alike(7, 0.9, 0.7, p, opposed, 35, least)).verdict
 
     assert [judged(0.03, 1), judged(1, 0.03), judged(0.4, 0.6)] == [
         "shown",
@@ -306,7 +300,7 @@ def wins(*units: list[float], **words: object) -> str:
     found = [Unit(f"u{at}", contrast(unit), 0.5, 0.4) for at, unit in enumerate(units)]
     asked = claim(units="count", threshold=0, **words)
     overall = judge_difference(asked, contrast(np.mean(units, axis=0)), 0.5, 0.4)
-    return claims.judge_wins(asked, found, overall, experts=False).verdict
+    return judgements.judge_wins(asked, found, overall, experts=False).verdict
 
 
 def test_wins_are_counted_and_their_mean_is_tested():

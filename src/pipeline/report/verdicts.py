@@ -8,14 +8,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
-from pipeline.report.claims import (
-    FACT,
-    NOT_MADE,
-    NOT_TESTABLE,
-    Claim,
+from pipeline.report.claims import FACT, NOT_MADE, NOT_TESTABLE, Claim, Verdict
+from pipeline.report.expression import lines_of
+from pipeline.report.frame import Comparison, NoScore
+from pipeline.report.judgements import (
     Ranked,
     Unit,
-    Verdict,
     judge_alike,
     judge_difference,
     judge_every,
@@ -24,8 +22,6 @@ from pipeline.report.claims import (
     judge_wilcoxon,
     judge_wins,
 )
-from pipeline.report.expression import lines_of
-from pipeline.report.frame import Comparison, NoScore
 from pipeline.report.metrics import stored_metric
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.report.stored import StoredAnswers
