@@ -132,16 +132,16 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
 
 
 def test_the_time_left_is_that_of_the_runs_that_have_not_ended(tmp_path: Path) -> None:
-    """By two workers, and without the runs whose time is not known."""
+    """By two workers, less what runs have taken, and at least that of the longest run."""
     runs = [a_run(tmp_path, label=label, seed=seed) for seed, label in enumerate("abc")]
     seconds = (50.0, 40.0, None)
     local = Local(2)
     tasks = [Task.of(run, took) for run, took in zip(runs, seconds, strict=True)]
     local.session = Session(tmp_path / "session", tasks)
     local.watch(runs, len(runs))
-    assert local.time_left() == "about 45 s"
+    assert local.time_left() == "about 50 s"
     local.started = {runs[0].hash: time.monotonic() - 20.0}
-    assert local.progress_line() == "3 runs and about 45 s left | a 20 s"
+    assert local.progress_line() == "3 runs and about 40 s left | a 20 s"
     local.session.left = local.session.left[2:]
     assert local.time_left() == "unknown time"
 

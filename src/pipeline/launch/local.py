@@ -306,11 +306,17 @@ class Local:
         return f"[{begun}/{self.total}]"
 
     def time_left(self) -> str:
-        """Return the predicted time of the runs that have not ended."""
-        known = [task.seconds for task in self.session.left if task.seconds is not None]
-        if not known:
+        """Return the predicted time of the runs that have not ended, less what they have taken."""
+        now = time.monotonic()
+        seconds_left = []
+        for task in self.session.left:
+            if task.seconds is not None:
+                elapsed = now - self.started.get(task.hash, now)
+                seconds_left.append(max(0.0, task.seconds - elapsed))
+        if not seconds_left:
             return "unknown time"
-        return f"about {format_duration(sum(known) / self.count)}"
+        seconds = max(*seconds_left, sum(seconds_left) / self.count)
+        return f"about {format_duration(seconds)}"
 
     def progress_line(self) -> str:
         """Return a line with the remaining runs and time, and the progress of each run."""
