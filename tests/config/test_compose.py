@@ -508,7 +508,7 @@ def test_an_option_of_ones_own_based_on_a_merge_method_has_its_knobs_and_help(
     (own / "merge/sparser.yaml").write_text("defaults: [mine, _self_]\ndensity: 0.1\n")
     merge = [f"--config-dir={own}", "stage=merge", "merge=sparser"]
     told = call(*merge, "--help")
-    assert told.status == 0 and "merge.density=" in told.out and "merge.scale=" in told.out
+    assert told.status == 0 and "merge.density=0.1 " in told.out and "merge.scale=" in told.out
     shown = call(*merge, "merge.experts=[a,b]", "--cfg", "job").out
     assert "density: 0.1" in shown and "method: ties" in shown
     wrong = call(*merge, "merge.experts=[a,b]", "merge.densty=0.2").err

@@ -14,6 +14,7 @@ import pytest
 from fixture_types import Call
 
 from pipeline.config.compose import compose
+from pipeline.config.knob import format_value
 from pipeline.config.manual import manual_text
 from pipeline.config.training import Sft
 
@@ -116,7 +117,9 @@ def test_a_knob_has_its_default_its_meaning_and_its_bounds(call: Call) -> None:
     )
     assert entry_of(text, "seed") == "seed=0 [>= 0 and <= 4294967295]"
     assert (
-        "(default: full)" in text and "(needed)" in text and max(map(len, text.splitlines())) <= 120
+        "full unless given" in text
+        and "(needed)" in text
+        and max(map(len, text.splitlines())) <= 120
     )
     for item in fields(Sft):
         assert item.name == "name" or f"  sft.{item.name}=" in text, item.name
@@ -129,3 +132,34 @@ def test_the_defaults_are_those_that_are_composed() -> None:
     assert entry_of(text, "merge.density").startswith(f"merge.density={stage.merge.density} ")  # type: ignore[attr-defined]
     swap = manual_text(["stage=merge", "merge=layer_swap"])
     assert "merge.bottom_layers" not in text and "merge.bottom_layers=null" in swap
+
+
+def test_values_are_those_of_the_command() -> None:
+    """Of its recipe, of what the command sets, and of the groups that it names."""
+    words = ["stage=sft", "expert=math", "sft=lora", "recipe=layer_swapping_math_1", "sft.epochs=3"]
+    stage, text = compose(words), manual_text(words)
+    for knob in (
+        "learning_rate",
+        "precision",
+        "weights",
+        "batch_size",
+        "warmup_steps",
+        "lora_rank",
+    ):
+        assert entry_of(text, f"sft.{knob}").startswith(
+            f"sft.{knob}={format_value(getattr(stage.sft, knob))} "
+        ), knob  # type: ignore[attr-defined]
+    assert entry_of(text, "sft.epochs").startswith("sft.epochs=3 ")
+    default = manual_text(["stage=sft"])  # the expert is needed and not named
+    assert entry_of(default, "sft.precision").startswith(
+        f"sft.precision={compose(words[:2]).sft.precision} "
+    )  # type: ignore[attr-defined]
+    assert "expert.side=... " in default
+    rates = [
+        entry_of(manual_text(["stage=sft", f"sft={way}"]), "sft.learning_rate")
+        for way in ("full", "lora")
+    ]
+    assert [rate.split()[0] for rate in rates] == [
+        "sft.learning_rate=1e-06",
+        "sft.learning_rate=6e-05",
+    ]

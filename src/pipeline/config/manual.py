@@ -16,12 +16,14 @@ from typing import Any
 
 import yaml
 from omegaconf import MISSING
+from pydantic_core import to_jsonable_python
 
 from pipeline.config import conf
 from pipeline.config.compose import partial_stage
+from pipeline.config.defaults import left_open
 from pipeline.config.explain import type_inside, unknown_option
 from pipeline.config.knob import BOUNDS, Words, format_value
-from pipeline.config.overrides import split_command, typed_in, values_of
+from pipeline.config.overrides import chosen_options, split_command, values_of
 from pipeline.config.stages import Stage, TrainStage
 from pipeline.errors import PipelineError
 
@@ -30,34 +32,59 @@ TOP_LEVEL = "this command"
 
 
 def manual_text(command_words: list[str]) -> str:
-    """Return the groups and keys that a stage reads, with defaults, bounds and meanings.
+    """Return the groups and keys that a stage reads, with values, bounds and meanings.
 
     Raises:
         PipelineError: the stage is unknown.
     """
-    chosen = typed_in(command_words)
+    chosen = chosen_options(command_words)
     stage = chosen.get("stage", "table")
     stage_class = conf.stage_class(stage)
     if stage_class is None:
         raise PipelineError(unknown_option("stage", stage))
     lines = [f"stage={stage} reads", ""]
     for group, option in stage_class.groups.items():
-        default = "needed" if option == MISSING else f"default: {option or 'none'}"
+        if option == MISSING:
+            default = "needed"
+        else:
+            if option is None:
+                default = "none"
+            else:
+                default = f"{option} unless given"
+        if group in chosen:
+            default = f"here {chosen[group]}"
         lines += format_entry(f"{group}=", f"{', '.join(conf.options(group))} ({default})")
     lines += [
         "",
-        "Knobs and their defaults. An option may set others: --cfg job prints a command's values.",
+        (
+            "Knobs and their values in this command. For groups that must be chosen and are not,"
+            " defaults are shown."
+        ),
     ]
+    config, unnamed = values_in_effect(command_words, stage_class)
     parts = dict(stage_parts(stage_class, chosen.get("merge")))
     for title, kind in {TOP_LEVEL: stage_class, **parts}.items():
         lines += ["", *textwrap.wrap(f"{title}: {class_summary(kind)}".removesuffix(": "), WIDTH)]
-        is_top = title == TOP_LEVEL
-        prefix = "" if is_top else f"{title}."
+        top = title == TOP_LEVEL
+        if top:
+            holder = config
+        else:
+            if title in unnamed:
+                holder = None
+            else:
+                holder = getattr(config, title)
         for item in fields(kind):
-            if item.name == "name" or (is_top and item.name in ("stage", *parts)):
+            if item.name == "name" or (top and item.name in ("stage", *parts)):
                 continue
+            value = getattr(holder, item.name, MISSING)
+            is_open = value == MISSING or is_dataclass(value)
+            if is_open:
+                shown = default_of(item)
+            else:
+                shown = format_value(to_jsonable_python(value))
+            entry = f"{'' if top else f'{title}.'}{item.name}={shown}"
             meaning = filter(None, (knob_comment(kind, item), bounds_text(item)))
-            lines += format_entry(f"{prefix}{item.name}={default_of(item)}", " ".join(meaning))
+            lines += format_entry(entry, " ".join(meaning))
     return "\n".join(lines)
 
 
@@ -102,6 +129,24 @@ def command_text(command_words: list[str], resolved: Stage | None = None) -> str
         )
         holder[last] = MISSING
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def values_in_effect(command_words: list[str], kind: type[Stage]) -> tuple[Stage, list[str]]:
+    """Return what a command composes to, and the required groups that it does not name.
+
+    Such a group gets any of its options.
+
+    Raises:
+        PipelineError: a wrong key or option.
+    """
+    typed = values_of(split_command(command_words)[0])
+    settings = {**kind.groups, **left_open(typed), **typed}
+    unnamed = []
+    for group in kind.groups:
+        if settings[group] == MISSING:
+            unnamed.append(group)
+    chosen = {group: conf.options(group)[0] for group in unnamed}
+    return settled_stage({**settings, **chosen})[0], unnamed
 
 
 def settled_stage(settings: Words) -> tuple[Stage, list[str]]:
