@@ -71,8 +71,8 @@ def open_source(
         first = next(rows, None)
     if first is None:
         raise PipelineError(
-            f"source {name}{place_of(source, data_root)} has no rows. Choose another file under"
-            " data_root, or another expert."
+            f"source {name}{place_of(source, data_root)} has no rows. Choose another file, or"
+            " write rows to it."
         )
     missing = [column for column in required if column not in first]
     if missing:

@@ -172,6 +172,12 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
     parents: dict[str, Parent] = {}
     for name, source in config.expert.sources.items():
         place = source.url or source.hub
+        is_local = source.url is not None and "://" not in source.url
+        if is_local and not Path(place or "").exists():
+            raise PipelineError(
+                f"expert.sources.{name}.url={source.url} does not exist. Give the path or the"
+                " address of a file."
+            )
         if not place or not Path(place).exists():
             continue
         folder, files = Path(place), [Path(place)]
