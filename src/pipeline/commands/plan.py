@@ -45,6 +45,7 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
 from pipeline.stages.training import about_default_rate
+from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.table_files import expanded_text
 from pipeline.text import align_columns, pluralize
@@ -112,7 +113,7 @@ def show_table_plan(config: PlanStage) -> str:
         know=know,
         without=without,
     )
-    appendix = detectable_claims(planning)
+    appendix = detectable_claims(planning) + published_lines(planning.plan)
     return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting)
 
 
@@ -348,3 +349,9 @@ def show_runs(
     if omitted > 0:
         lines.append(f"and {omitted} more; plan.lines={len(runs)} lists all")
     return lines
+
+
+def published_lines(plan: TablePlan) -> list[str]:
+    """Return a line for each published table, with the number of cells that have its numbers."""
+    counts = Counter(cell.published[0] for cell in plan.cells.values() if cell.published)
+    return [f"published: {key} for {pluralize(count, 'cell')}" for key, count in counts.items()]
