@@ -341,7 +341,7 @@ def test_what_cannot_be_fetched_is_told_and_the_rest_is_locked(
     with place.with_an_empty_cache(tmp_path) as elsewhere:
         told = elsewhere.run("stage=prefetch", "table=fetched")
     assert told.status == 1 and "Traceback" not in told.err
-    assert "source inkuba (lelapa/Inkuba-instruct) could not be loaded" in told.err, told.err
+    assert "source inkuba (lelapa/Inkuba-instruct) is gated. Accept its terms" in told.err
     assert told.err.count(" could not be fetched: ") == 2, told.err
     assert "CohereLabs/aya_dataset" in elsewhere.lock()["datasets"]
 

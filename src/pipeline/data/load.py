@@ -349,6 +349,7 @@ def causes_of(error: BaseException) -> list[BaseException]:
     return errors
 
 
+GATED = re.compile("gated dataset|GatedRepoError")
 UNREACHABLE = re.compile("OfflineMode|ConnectionError|ConnectError")
 
 
@@ -358,6 +359,11 @@ def why_unreadable(name: str, source: Source, error: BaseException) -> str:
     words = one_line(without_credentials(" ".join(map(str, errors))))[:300].rstrip(".")
     classes = " ".join(type(cause).__name__ for cause in errors)
     address = without_credentials(source.hub or source.url or source.file)
+    if GATED.search(f"{words} {classes}"):
+        return (
+            f"source {name} ({address}) is gated. Accept its terms on its page and log in (hf auth"
+            " login, or HF_TOKEN)."
+        )
     if UNREACHABLE.search(f"{words} {classes}"):
         last = one_line(without_credentials(str(error)))[:200]
         return (
@@ -367,6 +373,5 @@ def why_unreadable(name: str, source: Source, error: BaseException) -> str:
         )
     return (
         f"source {name} ({address}) could not be loaded ({type(error).__name__}): {words}. Correct"
-        f" expert.sources.{name}, log in to the Hub if the set is gated (hf auth login), or set"
-        " data_root=FOLDER to read local files."
+        f" expert.sources.{name}, or set data_root=FOLDER to read local files."
     )
