@@ -62,6 +62,11 @@ class Source(Knobs):
     share: float | None = knob(None, gt=0)
 
     @property
+    def is_on_web(self) -> bool:
+        """Return True if `url` is an address, not a local file."""
+        return "://" in (self.url or "")
+
+    @property
     def is_language_set(self) -> bool:
         return self.language not in (None, "en")
 
@@ -121,7 +126,7 @@ class Expert(Knobs):
         sources = self.sources.values()
         if not sources:
             return False
-        return all(source.hub is None and "://" not in (source.url or "") for source in sources)
+        return all(source.hub is None and not source.is_on_web for source in sources)
 
     def all_sources(self) -> list[tuple[str, Source]]:
         """Return the sources with their names. A joint set has the sources of its experts."""

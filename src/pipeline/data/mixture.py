@@ -13,7 +13,7 @@ from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import Known, is_dropped
 from pipeline.data.card import drop_reasons
-from pipeline.data.load import local_file, open_source, read_examples
+from pipeline.data.load import local_file, open_source, place_of, read_examples
 from pipeline.data.rows import UNUSABLE
 from pipeline.data.sources import (
     Example,
@@ -176,9 +176,8 @@ def examples_of(
         for reason, meaning in UNUSABLE.items():
             if counts.get(reason):
                 reasons.append(f"{counts[reason]} {meaning}")
-        file = f" ({source.url})" if source.url else ""
         raise PipelineError(
-            f"source {name}{file}: all {counts['rows']} rows are unusable"
+            f"source {name}{place_of(source, None)}: all {counts['rows']} rows are unusable"
             f" ({'; '.join(reasons)}). Change the file, or expert.sources.{name}."
         )
 

@@ -75,8 +75,8 @@ def source_problems(run: Run[DataStage]) -> list[str]:
     files = {name: file for name, _, file in source_files(run)}
     for name, source in run.config.expert.sources.items():
         file = files.get(name)
-        on_hub = source.hub is not None or "://" in (source.url or "")
-        if file is None and (root is not None or on_hub):
+        is_remote = source.hub is not None or source.is_on_web
+        if file is None and (root is not None or is_remote):
             continue  # another run will write this file, or it will be downloaded
         read_rows = file is not None and file.is_file() and file.stat().st_size <= LARGE
         try:

@@ -171,16 +171,18 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
     """Return the sources that are local files or copies of repositories, identified by content."""
     parents: dict[str, Parent] = {}
     for name, source in config.expert.sources.items():
-        place = source.url or source.hub
-        is_local = source.url is not None and "://" not in source.url
-        if is_local and not Path(place or "").exists():
+        address = source.url or source.hub
+        if not address:
+            continue
+        place = Path(address)
+        if not place.exists():
+            if source.url is None or source.is_on_web:
+                continue
             raise PipelineError(
                 f"expert.sources.{name}.url={source.url} does not exist. Give the path or the"
                 " address of a file."
             )
-        if not place or not Path(place).exists():
-            continue
-        folder, files = Path(place), [Path(place)]
+        folder, files = place, [place]
         if folder.is_dir():
             files = list(folder.glob(source.files)) if source.files else []
             files = files or list(folder.rglob("*"))
@@ -191,7 +193,7 @@ def local_sources(config: DataStage) -> dict[str, Parent]:
             parts = path.relative_to(folder).parts
             if path.is_file() and not any(part[0] == "." for part in parts):
                 visible.append(path)
-        parents[f"source {name}"] = External.of_files(folder, visible, Path(place).name)
+        parents[f"source {name}"] = External.of_files(folder, visible, place.name)
     return parents
 
 
