@@ -17,11 +17,14 @@ from tiny_words import last_of
 
 from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage, Tracking
+from pipeline.data import load
 from pipeline.errors import PipelineError
 from pipeline.runs import tracking
+from pipeline.runs.lease import Holder
 from pipeline.runs.make import make_once
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
+from pipeline.runs.state import track_state
 from pipeline.runs.tracking import Tracker, build_artifact, resolve_mode
 from pipeline.runs.unchanged import check_unchanged
 
@@ -426,6 +429,26 @@ def test_no_credential_of_a_url_is_written(
     assert not [
         secret for secret in SECRETS if secret in repr(recorded.asked) + repr(recorded.argv)
     ]
+
+
+def test_a_failed_run_writes_no_credential_of_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the message about an empty source nor state.json has a credential."""
+    source = Source(url=ADDRESS, rows="pairs")
+    monkeypatch.setattr(load, "open_rows", lambda *_: iter([]))
+    holder = Holder("id", "here", 1, None, "", "", "")
+    with (
+        pytest.raises(PipelineError) as refused,
+        track_state(tmp_path, holder, "own", "data"),
+    ):
+        load.open_source("own", source, None)
+    assert "source own (http://127.0.0.1:9/rows.jsonl) has no rows." in str(refused.value)
+    with pytest.raises(ValueError), track_state(tmp_path, holder, "own", "data"):
+        raise ValueError(f"{ADDRESS} is broken")
+    written = (tmp_path / "state.json").read_text()
+    assert "http://127.0.0.1:9/rows.jsonl is broken" in written
+    assert not [secret for secret in SECRETS if secret in written]
 
 
 def test_a_name_beyond_ascii_is_one_that_wandb_takes(tmp_path: Path) -> None:

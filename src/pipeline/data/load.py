@@ -88,7 +88,7 @@ def place_of(source: Source, data_root: Path | None) -> str:
     """Return the file of a source in brackets, for messages."""
     if data_root:
         return f" ({local_file(source, data_root)})"
-    return f" ({source.url})" if source.url else ""
+    return f" ({without_credentials(source.url)})" if source.url else ""
 
 
 def read_examples(name: str, source: Source, rows: Iterable[Row]) -> Iterator[Example | Unusable]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.files import write_atomically
+from pipeline.hub.addresses import without_credentials
 from pipeline.runs.lease import Holder
 from pipeline.runs.stop import convert_errors_after_signal
 
@@ -89,7 +90,8 @@ def track_state(workplace: Path, holder: Holder, name: str, stage: str) -> Itera
         update_state(workplace, state="stopped")
         raise
     except BaseException as error:
-        update_state(workplace, state="failed", last_line=str(error) or type(error).__name__)
+        reason = without_credentials(str(error)) or type(error).__name__
+        update_state(workplace, state="failed", last_line=reason)
         raise
 
 
