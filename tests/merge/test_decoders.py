@@ -14,6 +14,7 @@ from pipeline.config.training import Partition
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.open_merge import open_merge
+from pipeline.merge.summary import group_weights
 from pipeline.models.anatomy import anatomy, towers
 from pipeline.models.checkpoint import Checkpoint
 from pipeline.models.partition import sides_of_all
@@ -40,7 +41,8 @@ def test_towers_come_from_one_source_whatever_the_method(tmp_path: Path, kind: s
         assert beside and all(
             torch.equal(as_torch(merge, name), as_torch(experts[1], name)) for name in beside
         )
-        assert {"where": "tower", "what": "all", "weights": {"1": 1.0}} in merge.method.rows
+        rows = group_weights(merge)
+        assert {"where": "tower", "what": "all", "weights": {"1": 1.0}} in rows
         inside = next(
             name
             for name in merge.names

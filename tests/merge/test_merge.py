@@ -22,7 +22,7 @@ from pipeline.merge.methods.soup import Soup
 from pipeline.merge.methods.ties import Ties
 from pipeline.merge.open_merge import open_merge
 from pipeline.merge.stage import make
-from pipeline.merge.summary import plan_text
+from pipeline.merge.summary import group_weights, plan_text
 from pipeline.models.checkpoint import Checkpoint, digest_tensors, read_header, weights_root
 from pipeline.runs.manifest import Manifest
 
@@ -39,7 +39,7 @@ def test_a_two_layer_swap_by_hand(tmp_path):
         "model.embed_tokens.weight": [3.5, 3.5],
         "lm_head.weight": [5.0, 5.0],
     }
-    assert merge.method.rows == [
+    assert group_weights(merge) == [
         {"where": "embedding", "what": "all", "weights": {"math": 0.5, "language": 0.5}},
         {"where": "layer 0", "what": "all", "weights": {"language": 1.0}},
         {"where": "layer 1", "what": "all", "weights": {"math": 1.0}},
@@ -52,7 +52,7 @@ def test_a_weighted_soup_by_hand(tmp_path):
     experts = {"0": by_hand(tmp_path / "a", 2.0), "1": by_hand(tmp_path / "b", 10.0)}
     merge = open_merge(Soup(experts=["a", "b"], weights=[0.25, 0.75]), experts)
     assert all(as_torch(merge, name).tolist() == [8.0, 8.0] for name in TWO_LAYERS)
-    assert [row["where"] for row in merge.method.rows] == [
+    assert [row["where"] for row in group_weights(merge)] == [
         "embedding",
         "layers 0-1",
         "final_norm",
@@ -188,9 +188,9 @@ def test_a_head_of_later_tokens_is_named_and_not_declared(models, tmp_path, with
     save_file(tensors, tmp_path / with_head / "model.safetensors", {"format": "pt"})
     sources = {role: Checkpoint.open(tmp_path / role) for role in folders}
     merge = open_merge(swap(bottom_layers=3), sources)
-    (note,) = [row["formula"] for row in merge.method.rows if row["where"] == "later tokens"]
+    (note,) = merge.notes
     assert note == f"left out: mtp.*, a head of later tokens that {with_head} stores"
-    assert note in plan_text(merge.config, {}, merge.method.rows, {}, "float32")
+    assert note in plan_text(merge, {}, [], "")
     (tmp_path / "merged").mkdir()
     merge.write(tmp_path / "merged")
     assert not any("mtp" in name for name in load_file(tmp_path / "merged/model.safetensors"))

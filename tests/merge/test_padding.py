@@ -106,11 +106,7 @@ def test_common_rows_merge_and_further_ones_come_from_the_source_that_has_them(
         torch.testing.assert_close(
             found[LAYER], by_hand(start[LAYER], a[LAYER], b[LAYER]), rtol=1e-6, atol=1e-7
         )
-    assert {
-        "where": "rows 6-8",
-        "what": "embedding, head",
-        "weights": {"1": 1.0},
-    } in merge.method.rows
+    assert merge.notes == ["rows 6-8 of embedding and head: padding of 1"]
     assert all(torch.equal(as_torch(merge, name), tensor) for name, tensor in found.items())
 
 

@@ -80,13 +80,13 @@ def as_decoders(sources: Mapping[str, Source]) -> dict[str, Source]:
     return opened
 
 
-def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
+def settle_positions(giver: Source, sources: Mapping[str, Source]) -> list[str]:
     """Set the number of positions in the configuration of a merge.
 
     It is the base's number. Without a base it is the smallest number of the experts.
 
     Returns:
-        A sentence for the plan and the card if the sources differ in the number, otherwise nothing.
+        A note if the sources differ in the number.
     """
     known = {}
     for role, source in sources.items():
@@ -94,12 +94,12 @@ def settle_positions(giver: Source, sources: Mapping[str, Source]) -> str:
         if isinstance(count, int):
             known[role] = count
     if len(set(known.values())) < 2:
-        return ""
+        return []
     chosen = known.get("base", min(known.values()))
     giver.config = copy.deepcopy(giver.config)
     giver.config.get("text_config", giver.config)[POSITIONS] = chosen
     listed = ", ".join(f"{role} {count}" for role, count in known.items())
-    return f"  {POSITIONS}={chosen}: the sources have {listed}"
+    return [f"{POSITIONS}={chosen}: the sources have {listed}"]
 
 
 def refuse_another_base(expert: Adapted, base: Path, key: str) -> None:

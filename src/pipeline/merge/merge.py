@@ -22,7 +22,6 @@ from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
 from pipeline.merge.formulas import Formula, Rows, refuse_not_finite, squared_norm, weighted_sum
 from pipeline.merge.padding import Padding
-from pipeline.merge.summary import Row, group_weights
 from pipeline.merge.weights import Weights
 from pipeline.merge.write import copy_files, make_readable, write_index, write_weights
 from pipeline.merge.write_adapter import write_adapter
@@ -46,10 +45,6 @@ class Linear:
     measured: Measured = lambda threads: {}
     formula = prepare = None
 
-    @cached_property
-    def rows(self) -> list[Row]:
-        return group_weights(self.weights)
-
     @property
     def changes(self) -> Weights:
         return self.weights
@@ -61,7 +56,6 @@ class Computed:
 
     Args:
         formula: returns the rows of a parameter.
-        rows: the rows of the plan, or a text that describes the formula.
         weights: the weights of parameters that are weighted sums nevertheless.
         changes: for each parameter, the weight of each expert's change from the base, if the
             parameter is such a sum.
@@ -71,17 +65,10 @@ class Computed:
     """
 
     formula: Formula
-    rows: Any  # list of Row
     weights: Weights = dataclasses.field(default_factory=dict)
     changes: Weights | None = None
     prepare: Callable[[int | None], None] | None = None
     measured: Measured = lambda threads: {}
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rows, str):
-            self.rows = [
-                {"where": "everywhere", "what": "all", "weights": {}, "formula": self.rows}
-            ]
 
 
 @dataclasses.dataclass
@@ -95,7 +82,7 @@ class Merging:
         adapter: the merge itself if it is an adapter.
         padding: how rows of padding are merged.
         base: the base of the experts, even if the merge does not read it.
-        note: the number of positions, if the sources differ in it.
+        notes: what the method does not decide: positions, padding, heads of later tokens.
         lost: the cost of casts, tensor -> [sum of squared errors, sum of squares]. Writing fills
             it.
     """
@@ -106,7 +93,7 @@ class Merging:
     adapter: Adapted | None = None
     padding: Padding | None = None
     base: Source | None = None
-    note: str = ""
+    notes: list[str] = dataclasses.field(default_factory=list)
     lost: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @cached_property
@@ -254,7 +241,8 @@ class Merging:
             if not item.metadata.get("run") and item.name not in ("files_from", "dtype", "form"):
                 knobs[item.name] = getattr(self.config, item.name)
         sources = {role: of(role, None) for role in self.sources}
-        parts = [knobs, self.config.beyond_knobs(), sources, self.method.rows, name]
+        changes = (self.method.changes or {}).get(name)
+        parts = [knobs, self.config.beyond_knobs(), sources, changes, name]
         return parts, dtype, padding
 
     def signature(self, name: str) -> str:

@@ -18,10 +18,9 @@ from pipeline.merge.compatibility import (
 )
 from pipeline.merge.merge import Computed, Linear, Merging
 from pipeline.merge.padding import align_padding
-from pipeline.merge.summary import Row
 from pipeline.merge.weights import Weights
 from pipeline.merge.write_adapter import combine_adapters
-from pipeline.models.anatomy import TOWER, towers
+from pipeline.models.anatomy import towers
 
 if TYPE_CHECKING:
     from pipeline.config.training import Partition
@@ -70,8 +69,11 @@ def open_merge(
     merge = Merging(config, experts, method, padding=padding, base=base)
     if base is not None and reads_base(config, method):
         merge.sources = {**experts, "base": base}
-    merge.note = settle_positions(merge.giver, opened)
-    _add_further_tensors(merge, experts_of(opened))
+    merge.method.weights.update({name: {merge.giver_role: 1.0} for name in towers(merge.names)})
+    merge.notes = settle_positions(merge.giver, opened)
+    if padding is not None:
+        merge.notes.append(padding.described())
+    merge.notes += later_heads(experts_of(opened))
     return _as_adapter(merge)
 
 
@@ -90,23 +92,12 @@ def reads_base(config: Merge, method: Linear | Computed) -> bool:
     return any("base" in weights for weights in method.weights.values())
 
 
-def _add_further_tensors(merge: Merging, experts: Mapping[str, Source]) -> None:
-    """Add what the method does not decide to the plan: towers, padding, heads of later tokens."""
-    method, giver = merge.method, merge.giver_role
-    rows: list[Row] = []
-    beside = towers(merge.names)
-    if beside:
-        method.weights.update({name: {giver: 1.0} for name in beside})
-        if method.formula:
-            rows.append({"where": TOWER, "what": "all", "weights": {giver: 1.0}})
-    if merge.padding is not None:
-        rows.append(merge.padding.describe())
-    with_heads = [role for role, source in experts.items() if source.later_heads]
-    if with_heads:
-        left_out = f"left out: mtp.*, a head of later tokens that {' and '.join(with_heads)} stores"
-        rows.append({"where": "later tokens", "what": "all", "weights": {}, "formula": left_out})
-    if rows:
-        method.rows = [*method.rows, *rows]
+def later_heads(experts: Mapping[str, Source]) -> list[str]:
+    """Return a note on the experts whose heads of later tokens are left out, if there are any."""
+    roles = [role for role, source in experts.items() if source.later_heads]
+    if not roles:
+        return []
+    return [f"left out: mtp.*, a head of later tokens that {' and '.join(roles)} stores"]
 
 
 def weights_on_base(weights: Weights, controlled: Sequence[str]) -> Weights:
@@ -160,7 +151,6 @@ def _as_adapter(merge: Merging) -> Merging:
     merge.adapter = adapter
     merge.method = Computed(
         lambda name: partial(adapter.rows, name),
-        method.rows,
         changes=method.changes,
         measured=method.measured,
     )

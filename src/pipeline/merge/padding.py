@@ -35,10 +35,9 @@ class Padding:
     def rows(self) -> int:
         return self.giver.info(self.names[0]).shape[0]
 
-    def describe(self) -> dict[str, object]:
-        """Return the plan's row for the padding."""
-        where = f"rows {self.common}-{self.rows - 1}"
-        return {"where": where, "what": "embedding, head", "weights": {self.role: 1.0}}
+    def described(self) -> str:
+        rows = f"{self.common}-{self.rows - 1}"
+        return f"rows {rows} of embedding and head: padding of {self.role}"
 
 
 def align_padding(

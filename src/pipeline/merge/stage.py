@@ -18,7 +18,7 @@ from pipeline.merge.digests import (
 )
 from pipeline.merge.merge import Merging
 from pipeline.merge.open_merge import open_merge
-from pipeline.merge.summary import plan_text
+from pipeline.merge.summary import group_weights, plan_text
 from pipeline.merge.write import make_readable
 from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.runs.run import decided_beyond_knobs
@@ -35,26 +35,20 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     if config.merge.writes_folder:
         return write_elsewhere(run, work)
     merge = merge_of(run)
-    rows, size = merge.method.rows, merge.bytes()
+    rows, size = group_weights(merge), merge.bytes()
     known = known_digests(merge, Path(config.runs_dir))
-    notes = []
-    if merge.note:
-        notes.append(merge.note)
     for role in equal_to_base(merge, known):
-        notes.append(
-            f"  note: {run.parents[role].name} is equal to its base, so it adds nothing to the"
-            " merge"
-        )
-    plan = plan_text(merge.config, run.parents, rows, size, merge.stored_as)
-    print("\n".join([plan, *notes]), file=sys.stderr)
+        name = run.parents[role].name
+        merge.notes.append(f"{name} is equal to its base, so it adds nothing to the merge")
+    done = merge.described(config.partition)
+    print(plan_text(merge, run.parents, rows, done), file=sys.stderr)
     key = weights_key(merge, known)
     verify_sources(merge, config.threads)
     digests = merge.write(work, known, config.threads)
     weights = {"root": weights_root(digests), "made_of": key, "digests": digests}
     facts: dict[str, Any] = {**measure_merge(merge, key, config.threads)}
-    done = merge.described(config.partition)
-    if notes:
-        facts["note"] = "\n".join(notes)
+    if merge.notes:
+        facts["note"] = "\n".join(merge.notes)
     return {"weights": weights, "plan": rows, "bytes": size, "merge": done, **merge.cast(), **facts}
 
 
@@ -119,9 +113,7 @@ def write_elsewhere(run: Run[MergeStage] | Run[EvalStage], folder: Path) -> dict
     make_readable(folder)
     digests = digest_tensors(folder)
     done = merge.described(run.config.partition, None)
-    plan = [{"where": "everywhere", "what": "all", "weights": {}, "formula": done}]
     return {
         "weights": {"root": weights_root(digests), "digests": digests},
-        "plan": plan,
         "merge": done,
     }

@@ -8,21 +8,26 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.merge.weights import Weights
 from pipeline.models.anatomy import TOWER, anatomy
 
 if TYPE_CHECKING:
-    from pipeline.config.merging import Merge
+    from pipeline.merge.merge import Merging
     from pipeline.runs.run import Parent
 
 Row = dict[str, Any]
 
 
-def group_weights(weights: Weights) -> list[Row]:
-    """Return the weights as a table from the embeddings up; equal adjacent layers share a row."""
+def group_weights(merge: Merging) -> list[Row]:
+    """Return the weights of a merge as a table from the embeddings up.
+
+    Equal adjacent layers share a row. Parameters that a formula computes are left out.
+    """
+    weights = merge.method.weights
     # place -> weights as JSON -> kinds of parameters
     places = defaultdict[int | str, dict[str, set[str]]](lambda: defaultdict(set))
-    for name, site in anatomy(weights).items():
+    for name, site in anatomy(merge.names).items():
+        if name not in weights:
+            continue
         place: int | str = site.kind
         if site.layer is not None:
             place = site.layer
@@ -55,21 +60,19 @@ def _rows(label: str, table: list[tuple[str, str]]) -> list[Row]:
     return rows
 
 
-def plan_text(
-    config: Merge,
-    parents: Mapping[str, Parent],
-    rows: list[Row],
-    size: Mapping[str, int],
-    dtype: str,
-) -> str:
+def plan_text(merge: Merging, parents: Mapping[str, Parent], rows: list[Row], done: str) -> str:
     """Return the plan of a merge as text: its sources, its parameters, and what is written.
 
     Experts whose role is only a number are shown by the names of their runs.
 
-    `size` has the bytes that are copied and written.
+    Args:
+        merge: the merge.
+        parents: the runs or models of its sources, by role.
+        rows: the weights of the parameters that are weighted sums (`group_weights`).
+        done: a description of the merge.
     """
     sources = []
-    for role in (*config.references(), "base"):
+    for role in (*merge.config.references(), "base"):
         if role in parents:
             parent = parents[role]
             sources.append(f"{role} = {getattr(parent, 'hub', None) or parent.name}")
@@ -77,16 +80,14 @@ def plan_text(
     for role, parent in parents.items():
         if role.isdigit():
             names[role] = parent.name
-    lines = [f"merge {config.method}: {', '.join(sources)}"]
+    lines = [f"merge {merge.config.method}: {', '.join(sources)}", f"  {done}"]
     for row in rows:
         terms = []
         for role, weight in row["weights"].items():
             terms.append(f"{weight:g} {names.get(role, role)}")
-        where, what = row["where"], row["what"]
-        formula = row.get("formula", " + ".join(terms))
-        lines.append(f"  {where:<14} {what:<24} {formula}")
-    sizes = []
-    for done, count in size.items():
-        sizes.append(f"{count / 1e6:,.1f} MB {done}")
-    lines.append(f"  {', '.join(sizes)}, in {dtype}")
+        lines.append(f"  {row['where']:<14} {row['what']:<24} {' + '.join(terms)}")
+    size = merge.bytes()
+    copied, written = size["copied"] / 1e6, size["written"] / 1e6
+    lines.append(f"  {copied:,.1f} MB copied, {written:,.1f} MB written, in {merge.stored_as}")
+    lines += [f"  note: {note}" for note in merge.notes]
     return "\n".join(lines)

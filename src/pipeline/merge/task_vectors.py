@@ -46,21 +46,6 @@ class TaskVectors(Merge):
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
         expert_weights(self.weights, len(self.experts))
 
-    def numbers(self, roles: Sequence[str]) -> dict[str, float]:
-        """Return the number of each role in `weights`."""
-        return dict(zip(roles, expert_weights(self.weights, len(roles)), strict=True))
-
-    def formula(self, roles: Sequence[str]) -> str:
-        """Describe what is added to the base, for the printed plan.
-
-        For a method of another package, it starts with the method's name.
-        """
-        if not type(self).__module__.startswith("pipeline."):
-            vectors = ", ".join(f"task vector {role}" for role in roles)
-            return f"{self.method}({vectors})"
-        terms = [f"{number:g} task vector {role}" for role, number in self.numbers(roles).items()]
-        return f"({' + '.join(terms)})"
-
     def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:
         """Return the change of the base, before `scale`, for some rows of a parameter.
 
@@ -101,7 +86,7 @@ class TaskVectors(Merge):
             return lambda vectors, start: self.change(vectors, name, start)
 
         formula = changed_base(list(sources.values()), base, change_of, self.scale)
-        return Computed(formula, f"base + {self.scale:g} x {self.formula(list(sources))}")
+        return Computed(formula)
 
 
 def changed_base(

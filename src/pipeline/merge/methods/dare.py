@@ -25,9 +25,6 @@ class Dare(TaskVectors):
     density: float = knob(0.5, gt=0, le=1)
     seed: int = knob(0, ge=0)
 
-    def formula(self, roles: Sequence[str]) -> str:
-        return f"DARE of {len(roles)} task vectors, density {self.density:g}"
-
     def change(self, vectors: Sequence[np.ndarray], name: str, start: int) -> np.ndarray:
         import numpy as np
 

@@ -57,9 +57,7 @@ class ModelStock(TaskVectors):
             return lambda vectors, _: add_up(vectors) * share
 
         formula = changed_base(experts, base, change_of, 1.0)
-        return Computed(
-            formula, f"base + t x the mean of {len(experts)} task vectors, t by their angles"
-        )
+        return Computed(formula)
 
 
 def share_of_mean(experts: Sequence[Source], base: Source, name: str) -> float:

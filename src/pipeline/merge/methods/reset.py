@@ -101,7 +101,6 @@ class Reset(Merge):
         threads: int | None,
     ) -> Linear | Computed:
         from pipeline.merge.merge import Computed, Linear
-        from pipeline.merge.summary import group_weights
 
         assert base is not None
         sites = anatomy(base.names)
@@ -109,13 +108,7 @@ class Reset(Merge):
         reset = _ResetRows(self, sources["expert"], base, sites, weights)
         if self.threshold is None:
             return Linear(weights, reset.kept_shares)
-        rows = group_weights(weights)
-        text = (
-            f"expert, but base in rows ({self.axis} features) that changed by"
-            f" {self.threshold:g} or less"
-        )
-        rows.insert(1, {"where": "all layers", "what": "all", "weights": {}, "formula": text})
-        return Computed(reset.formula, rows, weights, measured=reset.kept_shares)
+        return Computed(reset.formula, weights, measured=reset.kept_shares)
 
 
 class _ResetRows:

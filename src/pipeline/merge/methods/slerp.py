@@ -59,9 +59,7 @@ class Slerp(Merge):
             a, b = shares_on_the_arc(first, second, name, self.t)
             return lambda start, stop: weighted_sum([(a, first), (b, second)], name, start, stop)
 
-        return Computed(
-            formula, f"SLERP from 0 to 1, t {self.t:g}; the line where |cosine| > {NEARLY_COLINEAR}"
-        )
+        return Computed(formula)
 
 
 def shares_on_the_arc(first: Source, second: Source, name: str, t: float) -> tuple[float, float]:

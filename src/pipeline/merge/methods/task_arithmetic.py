@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +71,4 @@ class TaskArithmetic(TaskVectors):
             scaled = [self.scale * number for number in numbers]
             changes[name] = dict(zip(sources, scaled, strict=True))
         formula = changed_base(experts, base, change_of, self.scale)
-        return Computed(formula, self._plan(sources), changes=changes)
-
-    def _plan(self, roles: Iterable[str]) -> str:
-        given = self.weights or [1] * len(self.experts)
-        terms = []
-        for role, number in zip(roles, given, strict=True):
-            terms.append(f"{number} task vector {role}")
-        return f"base + {self.scale:g} x ({' + '.join(terms)})"
+        return Computed(formula, changes=changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,13 +27,6 @@ class Ties(TaskVectors):
     density: float = knob(0.2, gt=0, le=1)
     scale: float = knob(1.0, gt=0)
 
-    def formula(self, roles: Sequence[str]) -> str:
-        description = f"TIES of {len(roles)} task vectors, density {self.density:g}"
-        if self.weights:
-            numbers = " ".join(f"{weight:g}" for weight in self.weights)
-            description += f", weights {numbers} after the election of signs"
-        return description
-
     def decide(
         self,
         sources: dict[str, Source],
@@ -47,6 +39,4 @@ class Ties(TaskVectors):
 
         assert base is not None
         ties = TiesMerge(self, sources, base)
-        formula = self.formula(list(sources))
-        text = f"base + {self.scale:g} x {formula}"
-        return Computed(ties.formula, text, prepare=ties.prepare, measured=ties.kept_density)
+        return Computed(ties.formula, prepare=ties.prepare, measured=ties.kept_density)
