@@ -123,6 +123,8 @@ SELECT = "stage=select select=unreasonable checkpoints=[a] "
 REFUSED = {
     # a wrong option
     "stage=xyz": "stage=xyz is not an option: there are analyze, clean, compare, cpt, data,",
+    "stage=sft expret=math": "unknown key expret: did you mean expert",
+    "stage=merge merg=ties": "unknown key merg: did you mean merge",
     "stage=sft expert=mth": "expert=mth is not an option: did you mean math",
     "stage=sft": "stage=sft needs expert=... Choose from bn,",
     "stage=eval checkpoint=x": "stage=eval needs eval=... Choose from belebele_0shot,",

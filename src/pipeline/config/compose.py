@@ -212,6 +212,7 @@ def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) ->
     for group, default in groups.items():
         option = settings.get(group, default)
         if option == MISSING:
+            refuse_unknown(settings, kind, stage)
             raise PipelineError(
                 f"stage={stage} needs {group}=... Choose from"
                 f" {', '.join(first_few(conf.options(group), 5))}."
@@ -227,6 +228,14 @@ def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) ->
         else:
             conf.merge(tree, conf.option(group, str(option)))
     return {key: value for key, value in settings.items() if key not in groups}
+
+
+def refuse_unknown(settings: Words, kind: type[Stage], stage: str) -> None:
+    """Raise PipelineError for a key that the stage does not have."""
+    for key in settings:
+        name = key.lstrip("+").partition(".")[0]
+        if name not in (*OF_ALL_STAGES, *kind.groups, *names_of(kind)):
+            raise PipelineError(explain_key(name, kind, stage))
 
 
 def put(
