@@ -452,13 +452,41 @@ ASKS, TELLS = (
 )
 
 
-def test_a_conversation_is_in_one_column(tmp_path: Path) -> None:
-    row = {"prompt": [ASKS], "completion": [TELLS], "turns": [ASKS, TELLS]}
+@pytest.mark.parametrize(
+    ("row", "more"),
+    [
+        (
+            {"prompt": [ASKS], "completion": [TELLS]},
+            {"column": "prompt", "completion": "{completion}"},
+        ),
+        (
+            {"prompt": json.dumps([ASKS]), "completion": [TELLS]},
+            {"column": "prompt", "completion": "{completion}"},
+        ),
+        (
+            {"turns": json.dumps([{"from": "human", "value": "Two plus two?"}, TELLS])},
+            {"column": "turns"},
+        ),
+        (
+            {
+                "turns": [
+                    {**turn, "content": [{"type": "text", "text": turn["content"]}]}
+                    for turn in (ASKS, TELLS)
+                ]
+            },
+            {"column": "turns"},
+        ),
+    ],
+)
+def test_a_conversation_in_the_forms_of_other_tools(
+    row: dict[str, Any], more: dict[str, str], tmp_path: Path
+) -> None:
+    """TRL's prompt and completion, JSON text in a cell, and content as parts."""
     (tmp_path / "talk.jsonl").write_text(json.dumps(row) + "\n")
-    talk = {"file": "talk.jsonl", "rows": "conversation"}
-    assert of_own(tmp_path, **talk, column="turns") == [pair("Two plus two?", "It is four.")]
-    with pytest.raises(PipelineError, match="completion is not read by rows=conversation"):
-        of_own(tmp_path, **talk, column="prompt", completion="{completion}")
+    found = list(
+        read_source("own", Source(file="talk.jsonl", rows="conversation", **more), tmp_path)
+    )
+    assert found == [pair("Two plus two?", "It is four.")]
 
 
 def of_own(folder: Path, **knobs: Any) -> list[Example | Unusable]:

@@ -47,7 +47,9 @@ class Source(Knobs):
         # rows=template, bitext (the English side): text with {column}s; {column?} may be blank
         None
     )
-    completion: str | None = None  # rows=template, bitext (the other side)
+    # rows=template, bitext (the other side); rows=conversation: a second column of turns, such as
+    # '{completion}'
+    completion: str | None = None
     turns: int | None = knob(
         None, ge=1
     )  # rows=conversation: turns kept from its beginning; null: all

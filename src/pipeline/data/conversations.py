@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pipeline.data.rows import Unusable, is_text
@@ -37,6 +39,31 @@ def is_trained(turn: Mapping[str, Any]) -> bool:
     return str(turn.get("train")).lower() != "false"
 
 
+def turns_in(cell: Any) -> Any:
+    """Return the list of turns in a cell, parsed if CSV or parquet stores it as JSON text."""
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        with suppress(ValueError):
+            return json.loads(cell)
+    if isinstance(cell, list):
+        return cell
+    if cell:
+        return [cell]
+    return []
+
+
+def text_of_parts(content: Any) -> Any:
+    """Join content that is a list of text parts (TRL's and OpenAI's form).
+
+    Other content, such as images, is returned unchanged.
+    """
+    if not content or not isinstance(content, list):
+        return content
+    for part in content:
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            return content
+    return "".join(part["text"] for part in content)
+
+
 def messages_of(cell: Any) -> list[Message] | Unusable:
     """Return the messages of user, assistant and system in a cell.
 
@@ -47,8 +74,8 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
     Raises:
         PipelineError: A turn has an unknown speaker.
     """
-    turns = cell or []
-    if not isinstance(turns, list):
+    turns = turns_in(cell)
+    if turns == [cell]:
         return "not_turns"
     if turns and all(isinstance(turn, list) for turn in turns):
         pairs, turns = turns, []
@@ -67,7 +94,7 @@ def messages_of(cell: Any) -> list[Message] | Unusable:
             content = turn.get("content")
             if content is None:
                 content = turn.get("value")
-            turn = content
+            turn = text_of_parts(content)
         if not is_text(turn):
             return "not_turns"
         text = "" if turn is None else str(turn)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from itertools import chain
 from string import Formatter
 from typing import Any
 from zlib import crc32
 
 from pipeline.config.data import Source
 from pipeline.data.conversations import (
+    Message,
     is_trained,
     messages_of,
     other_keys,
+    turns_in,
     whole_turns,
 )
 from pipeline.data.rows import Unusable, is_blank
@@ -107,7 +110,7 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     are plain text without system messages. `messages` are for a chat template, if there is more
     than one question and answer.
     """
-    messages = messages_of(row[turn_column(source)])
+    messages = messages_in(row, source)
     if isinstance(messages, str):
         return messages
     turns = whole_turns(messages, source.turns)
@@ -122,6 +125,14 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     if roles != ["user", "assistant"] or any(map(other_keys, turns)):
         example["messages"] = turns
     return example
+
+
+def messages_in(row: Row, source: Source) -> list[Message] | Unusable:
+    """Return the messages in the one or two columns of a row."""
+    cells = [row[column] for column in turn_columns(source)]
+    if len(cells) == 1:
+        return messages_of(cells[0])
+    return messages_of(list(chain.from_iterable(map(turns_in, cells))))
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:
@@ -223,9 +234,13 @@ def translation_example(english: str, target_text: str, code: str) -> Example | 
     return {"prompt": prompt, "completion": texts[target]}
 
 
-def turn_column(source: Source) -> str:
-    """Return the column of a conversation's turns."""
-    return source.column or language(source.language or "").flores
+def turn_columns(source: Source) -> list[str]:
+    """Return the one or two columns of a conversation's turns.
+
+    TRL has two, prompt and completion. `completion` of the source names the second.
+    """
+    first = source.column or language(source.language or "").flores
+    return [first, *template_columns(source.completion or "")]
 
 
 def fill_template(words: str, row: Row) -> str:
@@ -290,12 +305,7 @@ def source_columns(name: str, source: Source) -> dict[str, bool]:
             raise PipelineError(
                 f"{knob}.rows=conversation needs {knob}.column, the column of the turns"
             )
-        if source.completion:
-            raise PipelineError(
-                f"{knob}.completion is not read by rows=conversation, whose turns are in one"
-                f" column. Join the columns in the file, and name the column by {knob}.column."
-            )
-        return {turn_column(source): True}
+        return dict.fromkeys(turn_columns(source), True)
     if source.rows in ("template", "bitext"):
         _check_template(f"{knob}.prompt", source.prompt, "'Swali: {question}'")
         _check_template(f"{knob}.completion", source.completion, "' {answer}'")
