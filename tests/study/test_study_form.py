@@ -517,6 +517,14 @@ def test_a_study_of_two_folders_is_computed_like_the_table_that_it_is(
     cells = (tmp_path / "runs/reports/study/cells.csv").read_text()
     assert "layer_swap" in cells and "control" in cells
     again = ("stage=table", f"table={tmp_path}/table.yaml", "launcher.workers=1", *shared)
+    for command in ("stage=plan", "stage=table", "stage=report"):
+        told = call(command, *again[1:], status=1)
+        assert (
+            f"holds the report of table={tmp_path}/study.yaml, which table={tmp_path}/table.yaml"
+            " would replace" in told.err
+        )
+    assert (tmp_path / "runs/reports/study/cells.csv").read_text() == cells
+    (tmp_path / "study.yaml").rename(tmp_path / "moved.yaml")
     call(*again, status=0)
     assert (tmp_path / "runs/reports/study/cells.csv").read_text() == cells
 

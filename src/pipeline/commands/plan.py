@@ -37,6 +37,7 @@ from pipeline.launch.preflight import evaluation_problems
 from pipeline.progress import format_duration
 from pipeline.report.detectable import detectable_claims, first_detectable
 from pipeline.report.placed_claims import check_claims
+from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable, nearest_existing
 from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.folders import finished_manifests
@@ -127,7 +128,7 @@ def problems_of(
 
     The arguments are those of `evaluation_problems`.
     """
-    problems = []
+    problems = list(filter(None, [Reported.of(planning.config).other_table(planning.config)]))
     for name in missing_snapshots(runs, reasons):
         problems.append(
             f"{name} was deleted. Train it again with redo=true, or remove the runs that need it."

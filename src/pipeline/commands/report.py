@@ -20,6 +20,9 @@ def report_table(config: TableStage) -> Path:
     """Write the report of a table's finished runs. Return its page."""
     reported = Reported.of(config)
     planning = Planning.of(reported.asked_again(config))
+    problem = reported.other_table(config)
+    if problem:
+        raise PipelineError(problem)
     _, runs, reasons = planning.graph()
     missing = {}
     for run in runs:

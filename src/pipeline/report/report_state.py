@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter
 
 from pipeline.config.overrides import override_of
 from pipeline.config.stages import TableStage
+from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
 
 FILE = "report.json"
@@ -56,6 +58,23 @@ class Reported:
         overrides = " ".join(overrides_of(asked))
         print(f"With the settings of the last stage=table: {overrides}", file=sys.stderr)
         return asked
+
+    def other_table(self, config: TableStage) -> str:
+        """Return a sentence if the report shows another table of the same name, or ""."""
+        from pipeline.tables.table_files import find_table
+
+        if self.table in ("", config.table):
+            return ""
+        current, _ = find_table(config.table)
+        with suppress(PipelineError):  # the earlier file was moved
+            earlier, _ = find_table(self.table)
+            if earlier != current:
+                return (
+                    f"{report_folder(config)} holds the report of table={self.table}, which"
+                    f" table={config.table} would replace. Give one table another name"
+                    " (name: NAME), or delete the folder."
+                )
+        return ""
 
     def write_state(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
