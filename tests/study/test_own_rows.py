@@ -160,6 +160,31 @@ def test_a_set_of_own_and_shipped_prompts_needs_a_separator(folder: Path, call: 
     assert build_single([*words, own, r"sft.separator='\n'"]).config.sft.separator == "\n"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "completion", "told"),
+    [
+        ("Q: {q}\nA:", " {a}", ""),
+        (
+            "Q: {q}\nA:",
+            "{a}",
+            r"end with '\nA:' before the answer, and mine_en asks prompts that end with '\nA: '",
+        ),
+        (
+            "Q: {q}\nA:",
+            "\n{a}",
+            r"end with '\nA:\n' before the answer, and mine_en asks prompts that end with '\nA: '",
+        ),
+        ("{q}", " {a}", r"' before the answer, and mine_en asks prompts that end with '\nA: '"),
+    ],
+)
+def test_the_plan_compares_the_ends_of_prompts(
+    folder: Path, call: Call, prompt: str, completion: str, told: str
+) -> None:
+    study(prompt, completion)
+    text = call("stage=plan", "table=./study.yaml", "plan.lines=1", *QUIET, status=0).out
+    assert told in text and ("is trained on prompts that end with" in text) is bool(told)
+
+
 @pytest.mark.parametrize("benchmarks", [None, "none"])
 def test_own_rows_are_compared_with_what_the_study_scores(
     folder: Path, call: Call, benchmarks: str | None

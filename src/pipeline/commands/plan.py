@@ -27,6 +27,7 @@ from pipeline.commands.plan_notes import (
     other_bases,
     template_lines,
 )
+from pipeline.commands.prompt_ends import prompt_lines
 from pipeline.config.overrides import chosen_options, override_of
 from pipeline.config.stages import MergeStage, PlanStage
 from pipeline.errors import PipelineError
@@ -185,6 +186,7 @@ def plan_text(
         except PipelineError as error:
             fix.append(str(error))
     know = [*missing_inputs(runs, runs_dir), *overview.know, *template_lines(runs)]
+    know += prompt_lines(runs)
     know += about_trainings(remaining, about_default_rate)
     if bill:
         know += [f"not included: {text}" for text in bill.left_out()]
