@@ -317,7 +317,7 @@ REFUSED = {
         "export.format=lm_eval was removed in 0.2.0: answers.parquet and results.csv"
     ),
     "stage=export table=sandbox export.to=x export.format=figures": (
-        "export.format=figures was removed in 0.2.0: pipeline.report.figures draws them"
+        "export.format=figures was removed in 0.2.0: the folder of the report has plots"
     ),
     "stage=export table=sandbox export.to=x export.format=csv": (
         "export.format=csv was removed in 0.2.0: the folder of the report has cells.csv"

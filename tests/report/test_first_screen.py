@@ -8,7 +8,7 @@ import pytest
 from made_up_report import line_of, results_of
 from test_page import Page
 
-from pipeline.report import figures
+from pipeline.report.figures import draw_scores
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.render.cells import BOLD, HOLM
 from pipeline.report.render.latex import cells_latex
@@ -77,9 +77,9 @@ def test_bars_share_their_axis_unless_a_number_is_no_share() -> None:
         }
         for place, value in (("x", 10.0), ("y", 80.0))
     ]
-    assert {axes.get_xlim() for axes in figures.scores(lines).axes} == {(0.0, 92.0)}
+    assert {axes.get_xlim() for axes in draw_scores(lines).axes} == {(0.0, 92.0)}
     lines[1]["value"] = 250.0  # a perplexity
-    assert len({axes.get_xlim() for axes in figures.scores(lines).axes}) == 2
+    assert len({axes.get_xlim() for axes in draw_scores(lines).axes}) == 2
 
 
 def test_a_failure_is_that_of_the_first_run() -> None:

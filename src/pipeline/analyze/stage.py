@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -64,7 +63,6 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     write_csv(work / "delta.csv", rows)
     maps = [map_of(fact, rows) for fact in facts.values()]
     (work / "map.svg").write_text(svg_of_maps(maps, "delta", "share of rows"), encoding="utf-8")
-    (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
     agreement: dict[str, Any] = {}
     if len(experts) > 1:
         pairs = compare_pairs(experts, labels, base, config.threads)
