@@ -552,7 +552,7 @@ def test_claims_of_ones_own(own: Path, call: Call) -> None:
     (own / "claims/mine.yaml").write_text(claim)
     call(*asked)
     (own / "claims/mine.yaml").write_text(claim.replace("}]", "}, {id: mine_is_good}]"))
-    assert "claim mine_is_good: text is missing" in call(*asked).err
+    assert "claim mine_is_good: text=: Field required" in call(*asked).err
 
 
 def test_a_folder_that_would_be_misread_is_refused(own: Path, call: Call) -> None:

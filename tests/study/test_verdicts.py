@@ -130,7 +130,7 @@ def test_a_choice_goes_by_what_it_compares_and_shows_the_other() -> None:
 def test_a_written_row_stands_for_its_rows():
     (claim,) = [one for one in CLAIMS if one.id == "ls_zones_bring_nothing"]
     placed = PlacedClaim.of(claim, plan_of(claim.table)).places
-    assert placed == ("mgsm.sw", "mgsm.te", "mgsm.bn", "mgsm.ja")  # not mgsm.en
+    assert placed == ["mgsm.sw", "mgsm.te", "mgsm.bn", "mgsm.ja"]  # not mgsm.en
 
 
 # --- verdicts ---
