@@ -25,7 +25,7 @@ from pipeline.report.load.answers import answers_of, sample_files
 from pipeline.report.load.contents import CellResult
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.report.stored import StoredAnswers
-from pipeline.report.verdicts import compare_candidates, judge_claims, place_values
+from pipeline.report.verdicts import compare_sides, judge_claims, place_values
 from pipeline.stats.contrast import contrast
 from pipeline.stats.translations import metric_of
 from pipeline.tables.plan import ScoreRef, TablePlan
@@ -317,8 +317,7 @@ def test_a_contrast_by_hand():
     made = Made(there, {}, experts=0.3)
     (claim,) = [one for one in CLAIMS if one.id == "ls_bn_average"]
     found = PlacedClaim.of(type(claim)(**{**vars(claim), "left": ("layer_swap_default",)}), there)
-    places = range(len(found.places))
-    compared = compare_candidates(found, made, 0, 0, places)  # type: ignore[arg-type]
+    compared = compare_sides(found, made, found.left[0], found.right[0])  # type: ignore[arg-type]
 
     def answers(column: str) -> dict[tuple, np.ndarray]:
         found = {}

@@ -321,6 +321,7 @@ class Comparison:
 
     Attributes:
         axes: The sampled axes.
+        bound: The largest possible difference; 2 for the difference of two differences.
     """
 
     frame: Frame
@@ -328,15 +329,7 @@ class Comparison:
     right: Weights
     axes: Sequence[str] = ()
     factor: float = 1.0
-
-    @property
-    def bound(self) -> float:
-        """The largest possible difference; 2 for a gain, the difference of two differences."""
-        weights = [weight for weight, _ in self.left]
-        weights += [-self.factor * weight for weight, _ in self.right]
-        gained = math.fsum(max(weight, 0) for weight in weights)
-        lost = math.fsum(max(-weight, 0) for weight in weights)
-        return round(max(gained, lost), 12)
+    bound: float = 1.0
 
     def side(
         self, weights: Weights, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()
