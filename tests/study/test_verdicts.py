@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.report.cells import cell_result, estimate_interval
 from pipeline.report.claims import read_claims
 from pipeline.report.contrasts import default_pairs, mark_best, measure_pairs, pairs_across
-from pipeline.report.expression import Sides, evaluate, reduce_sides
+from pipeline.report.expression import evaluate, reduce_rows
 from pipeline.report.frame import NoScore
 from pipeline.report.load.answers import answers_of, sample_files
 from pipeline.report.load.contents import CellResult
@@ -119,12 +119,9 @@ def test_every_name_of_a_claim_is_there(claim):
 
 
 def test_a_choice_goes_by_what_it_compares_and_shows_the_other() -> None:
-    parts = [
-        Sides(np.array([compared]), np.array([shown]))
-        for compared, shown in ((0.2, 0.3), (0.5, 0.1))
-    ]
-    assert reduce_sides("max", parts) == (0.5, 0.1) and reduce_sides("min", parts) == (0.2, 0.3)
-    assert reduce_sides("mean", parts) == pytest.approx((0.35, 0.2))
+    rows = [np.array([0.2, 0.3]), np.array([0.5, 0.1])]  # what is compared, and what is shown
+    assert reduce_rows("max", rows, 1)[1] == 0.1 and reduce_rows("min", rows, 1)[1] == 0.3
+    assert reduce_rows("mean", rows, 1) == pytest.approx([0.35, 0.2])
 
 
 def test_a_written_row_stands_for_its_rows():
