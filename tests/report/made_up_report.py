@@ -195,7 +195,6 @@ def line_of(
         **values,
         "p": p,
         "n": 40,
-        "discordant": 0.2,
         "detectable": 12.0,
         "detail": "",
         "missing": "",

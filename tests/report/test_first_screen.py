@@ -102,5 +102,4 @@ def test_bold_and_comparisons_say_over_what_their_p_are_corrected(tmp_path: Path
     assert BOLD in page.read_text(
         encoding="utf-8"
     ) and f"% font that has it. {BOLD}" in cells_latex(results)
-    assert "over the models of their place alone" in page.read_text(encoding="utf-8")
     assert HOLM in page.with_name("summary.txt").read_text(encoding="utf-8").splitlines()

@@ -243,7 +243,7 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
         cells = [
             cell_result(answers, cell, describe_cell(answers, cell)) for cell in plan.cells.values()
         ]
-    lines, _ = measure_pairs(plan, answers, compared_pairs(plan, cells))
+    lines = measure_pairs(plan, answers, compared_pairs(plan, cells))
     headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}

@@ -14,8 +14,7 @@ from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of, describe_cell
 from pipeline.report.contrasts import (
     compared_pairs,
-    mark_best,
-    mark_gains,
+    mark_cells,
     measure_pairs,
     sampled_axes,
 )
@@ -58,7 +57,7 @@ def gather_results(
         if is_stored and run.name not in damaged:
             evaluations[run.name] = Evaluation(*stored_scores(run), sample_files(run.folder))
     cells, parquet = fill_cells(stored, evaluations)
-    contrasts, ratios = measure_pairs(plan, stored, compared_pairs(plan, cells))
+    contrasts = measure_pairs(plan, stored, compared_pairs(plan, cells))
     if reasons is None:
         reasons = reasons_unfinished(runs, targets)
     run_results, missing = describe_runs(runs, failed, reasons)
@@ -82,7 +81,7 @@ def gather_results(
         command=without_credentials(command_of(planning.config)),
         rows=plan.rows,
         columns=plan.columns,
-        cells=mark_gains(mark_best(plan, stored, cells, ratios), contrasts, table.baselines),
+        cells=mark_cells(cells, contrasts, table.baselines),
         sampled=sampled_axes(plan),
         runs=run_results,
         failed=failures,

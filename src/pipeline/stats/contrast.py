@@ -38,15 +38,12 @@ class Contrast:
         free: The equation behind p and interval, without the variance of experts.
         parts: The variances of each axis of experts.
         n: The number of problems.
-        discordant: The share of discordant answers. For means it is the share that has the same
-            error. None for translations and for measures without bounds.
         noise: The squared standard error of the problems' variance, for its degrees of freedom.
     """
 
     free: PairedScore | NormalTest
     parts: Sequence[ExpertPart]
     n: int
-    discordant: float | None = None
     noise: float = 0.0
 
     @cached_property
@@ -205,7 +202,7 @@ def contrast(
     won = n * (discordant + value) / 2
     lost = n * (discordant - value) / 2
     test = PairedScore(won, lost, n, dependence, bound=bound)
-    return Contrast(test, parts, n, n * test.variance(0.0) / bound**2)
+    return Contrast(test, parts, n)
 
 
 def unbounded_contrast(

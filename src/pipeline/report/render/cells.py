@@ -19,11 +19,7 @@ WIDTH, MOST_COMPARED = 120, 8
 NAMED_AT_MOST = 30  # runs with their names
 COUNTS = "×2: computed from 2 values, for example the mean of the scores of 2 seeds."
 INTERVAL = "Round brackets: 95 % confidence interval over questions."
-BOLD = (
-    "Bold: significantly better than each other model of its column (or row), with p Holm-corrected"
-    " over these models alone; p of the comparisons are corrected over all comparisons, so that"
-    " these can differ from bold."
-)
+BOLD = "Bold: significantly better than each model that it is compared with."
 HOLM = "p (Holm): corrected over all tested comparisons of the table."
 PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
