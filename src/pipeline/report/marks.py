@@ -14,7 +14,7 @@ from pipeline.text import pluralize
 MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
 
 
-Marks = dict[str, dict[str, list[str]]]  # problem -> row -> its suspicious scores
+Marks = dict[str, list[str]]  # problem -> the scores that have it
 
 
 def suspicious_scores(results: Results) -> Marks:
@@ -29,24 +29,21 @@ def suspicious_scores(results: Results) -> Marks:
         if (cell.row, *source.place) in visited:
             continue
         visited.add((cell.row, *source.place))
-        location = [cell.column]
+        location = [cell.row, cell.column]
         if row.where not in cell.column.split():
             location.append(row.where)
         location += [f"{axis} {value}" for axis, value in score.at.items()]
         answers = results.answers.get(source.place, Answers())
         for problem, detail in _marks(row, answers):
-            of_row = marks.setdefault(problem, {}).setdefault(cell.row, [])
-            of_row.append(f"{', '.join(location)}: {detail}")
+            marks.setdefault(problem, []).append(f"{', '.join(location)}: {detail}")
     return marks
 
 
 def mark_lines(marks: Marks) -> list[str]:
     """Return a line for each kind of mark, with the number of its scores and the first of them."""
     lines = []
-    for mark, rows in marks.items():
-        row, details = next(iter(rows.items()))
-        count = sum(len(of_row) for of_row in rows.values())
-        lines.append(f"{pluralize(count, 'score')} {mark}: {row}, {details[0]}")
+    for mark, scores in marks.items():
+        lines.append(f"{pluralize(len(scores), 'score')} {mark}: {scores[0]}")
     return lines
 
 
