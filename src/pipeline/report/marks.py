@@ -11,9 +11,6 @@ from pipeline.report.load.contents import CellResult, Results, score_rows_of
 from pipeline.stats.statistics import standard_error
 from pipeline.text import pluralize
 
-MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
-
-
 Marks = dict[str, list[str]]  # problem -> the scores that have it
 
 
@@ -90,10 +87,3 @@ def browsed(cells: Iterable[CellResult]) -> dict[tuple[str, str, str], Place]:
     for source in score_rows_of(cells):
         shown.setdefault((source.cell.row, source.cell.column, source.row.where), source.place)
     return shown
-
-
-def questions_to_keep(cells: Iterable[CellResult]) -> dict[Place, int]:
-    """Return, for each `browsed` evaluation, how many of its first questions the page may show."""
-    places = set(browsed(cells).values())
-    share = MOST_ANSWERS // max(1, len(places))
-    return dict.fromkeys(places, min(MOST_QUESTIONS, max(1, share)))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
+MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # that the page may show
 AT_ONCE = 20_000  # rows per row group of answers.parquet
 # columns of answers.parquet; for translations, `language` is the pair
 CONSTANT = ("run", "task", "language", "num_fewshot")
@@ -137,11 +138,12 @@ def file_of(run: str, task: str, language: str) -> str:
 
 
 def read_answers(
-    evaluations: Mapping[str, Evaluation], keep: Mapping[Place, int]
+    evaluations: Mapping[str, Evaluation],
 ) -> tuple[dict[Place, Answers], bytes]:
     """Read the answers of each place, and answers.parquet, of these evaluations.
 
-    `keep` is the number of first questions of each place that the page shows.
+    The first questions of each place are kept for the page, up to MOST_QUESTIONS of each and
+    MOST_ANSWERS in total.
 
     Raises:
         PipelineError: If a samples file is truncated, or contains something other than answers.
@@ -153,12 +155,16 @@ def read_answers(
     rows: list[dict[str, Any]] = []
     answers: dict[Place, Answers] = {}
     file = io.BytesIO()
+    places = set()
+    for name, evaluation in evaluations.items():
+        places |= {(name, row.task, row.where) for row in evaluation.rows}
+    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places))))
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for _, evaluation in sorted(evaluations.items()):
             shots = {(row.task, row.where): row.num_fewshot for row in evaluation.rows}
             for place, samples in evaluation.samples:
                 with one_sentence(file_of(*place)):
-                    answers[place] = answers_of(place, samples, keep.get(place, 0))
+                    answers[place] = answers_of(place, samples, keep)
                     values = (*place, shots.get(place[1:]))
                     constant = dict(zip(CONSTANT, values, strict=True))
                     rows += [constant | answer_row(place[1], sample) for sample in samples]
