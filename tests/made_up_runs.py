@@ -52,10 +52,7 @@ def finish(
             )
             write(folder / "log.jsonl", lines_of(log))
         elif stage == "analyze":
-            facts = {
-                "e": {"name": "e", "threshold": 1e-5, "dtype": "float32", "optimizer": "adamw"}
-            }
-            write(folder / "facts.json", json.dumps(facts))
+            write(folder / "map.svg", "<svg></svg>")
             rows = (f"e,{layer},{kind},0.01,0.5\n" for layer in range(32) for kind in MAPPED)
             write(folder / "delta.csv", "expert,layer,column,relative,share\n" + "".join(rows))
         parents = {

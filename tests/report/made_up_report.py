@@ -12,7 +12,6 @@ from pipeline.evaluate.records import ScoreRow, read_scores
 from pipeline.report.compare import correct_contrasts
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import CellResult, CellScore, Results, RunResult
-from pipeline.report.marks import questions_to_keep
 
 SKILL = {
     "base": 0.23,
@@ -101,7 +100,7 @@ def read(cells: Sequence[CellResult], runs: Iterable[RunResult]) -> dict[str, An
         replace(cell, scores=[with_rows(cell, score, stored) for score in cell.scores])
         for cell in cells
     ]
-    answers, parquet = read_answers(stored, questions_to_keep(shown))
+    answers, parquet = read_answers(stored)
     return {"cells": shown, "evaluations": stored, "answers": answers, "parquet": parquet}
 
 
@@ -195,7 +194,6 @@ def line_of(
         **values,
         "p": p,
         "n": 40,
-        "discordant": 0.2,
         "detectable": 12.0,
         "detail": "",
         "missing": "",

@@ -98,7 +98,6 @@ def test_scores_are_those_that_lm_eval_printed() -> None:
         for metric in ("acc", "acc_norm"):
             line = line_of(lines, "sums", metric)
             assert line[name] == pytest.approx(100 * printed["sums"][f"{metric},none"])
-            assert line[f"{name}_low"] < line[name] < line[f"{name}_high"]
     assert "not means over questions: sums_gen (strict) bleu, sums_gen (flexible) bleu" in notes[1]
 
 

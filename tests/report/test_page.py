@@ -8,10 +8,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
 from made_up_report import NASTY, results_of, sample, score, write_eval
 
-from pipeline.errors import PipelineError
 from pipeline.progress import format_duration
 from pipeline.report.load.contents import CellResult, CellScore, RunResult
 from pipeline.report.write import write_report
@@ -190,36 +188,16 @@ def test_every_generation_is_there_and_harmless(tmp_path, reports):
     assert [line[7] for line in shown] == [line["response"] for line in lines]
 
 
-def test_maps_of_an_analysis_show_the_share_of_rows(one_language, reports):
+def test_the_map_of_an_analysis_is_an_image_of_the_page(one_language, reports):
     folder = one_language.runs[0].folder.parent / "analyze-1"
     folder.mkdir()
-    (folder / "facts.json").write_text(
-        json.dumps(
-            {
-                "checkpoint": {
-                    "name": "math-1",
-                    "threshold": 1e-5,
-                    "dtype": "F32",
-                    "optimizer": "adamw",
-                }
-            }
-        )
-    )
-    head = "expert,layer,column,parameter,mean,share,norm,relative,same\n"
-    lines = [
-        f"math-1,{layer},attention.wq,p{layer},0,0.25,0,{1.5e-6 * (layer + 1)},0\n"
-        for layer in range(2)
-    ]
-    (folder / "delta.csv").write_text(head + "".join(lines) + "math-1,,norm,norm,0,0,0,nan,0\n")
+    (folder / "map.svg").write_text("<svg><text>rows above 1e-05</text></svg>")
     analysis = RunResult("analyze-1", "analyze", folder)
-    page = Page(write_report(replace(one_language, runs=[*one_language.runs, analysis]), reports))
-    for told in ("Changes by training", "0.250", "rows above 1e-05"):
-        assert told in page.text, told
-    (folder / "delta.csv").write_text("nothing")
-    with pytest.raises(
-        PipelineError, match="delta.csv of analyze-1 cannot be read. Rerun it with redo=true"
-    ):
-        write_report(replace(one_language, runs=[analysis]), reports)
+    page = write_report(replace(one_language, runs=[*one_language.runs, analysis]), reports)
+    html = page.read_text(encoding="utf-8")
+    assert "Changes by training" in html
+    content = base64.b64encode((folder / "map.svg").read_bytes()).decode()
+    assert f'src="data:image/svg+xml;base64,{content}"' in html
 
 
 def test_a_cell_expands_into_runs(tmp_path, reports):

@@ -5,7 +5,7 @@ from pathlib import Path
 from made_up_report import line_of, results_of
 
 from pipeline.report.compare import correct_contrasts, headline_sentences
-from pipeline.report.contrasts import mark_gains
+from pipeline.report.contrasts import mark_cells
 from pipeline.report.load.contents import CellResult
 from pipeline.report.render.cells import summary_text
 from pipeline.report.write import write_report
@@ -34,10 +34,10 @@ def test_signs_mark_what_is_significantly_better_than_a_baseline(tmp_path: Path)
         for row in ("swap", "soup", "ties", "loss")
         for column in ("sw", "en")
     ]
-    marked = mark_gains(cells, lines, BASELINES)
+    marked = mark_cells(cells, lines, BASELINES)
     found = {(cell.row, cell.column): cell.marks for cell in marked if cell.marks}
     assert found == {("swap", "sw"): "†‡", ("soup", "sw"): "†", ("loss", "sw"): "‡"}
-    by_column = mark_gains([CellResult("sw", "swap")], lines, BASELINES)
+    by_column = mark_cells([CellResult("sw", "swap")], lines, BASELINES)
     assert by_column[0].marks == "†‡"
     results = results_of(marked, contrasts=LINES, baselines=BASELINES)
     html = write_report(results, tmp_path).read_text(encoding="utf-8")

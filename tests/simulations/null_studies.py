@@ -32,7 +32,7 @@ from scipy.stats import binomtest
 
 from pipeline.benchmarks import is_measure
 from pipeline.config.compose import compose
-from pipeline.report.cells import cell_result, describe_cell
+from pipeline.report.cells import cell_result
 from pipeline.report.claims import CONTRADICTED, FACT, SHOWN, Claim
 from pipeline.report.compare import headline_sentences
 from pipeline.report.contrasts import compared_pairs, measure_pairs
@@ -240,10 +240,8 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
     answers = DrawnAnswers(planned.planning, counts=planned.counts, **study)
     cells = []
     if not plan.compare:  # the cells decide what is compared
-        cells = [
-            cell_result(answers, cell, describe_cell(answers, cell)) for cell in plan.cells.values()
-        ]
-    lines, _ = measure_pairs(plan, answers, compared_pairs(plan, cells))
+        cells = [cell_result(answers, cell) for cell in plan.cells.values()]
+    lines = measure_pairs(plan, answers, compared_pairs(plan, cells))
     headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.report.expression import Sides, reduce_sides
+from pipeline.report.expression import reduce_rows
 from pipeline.stats.contrast import contrast
 from pipeline.stats.statistics import (
     PairedScore,
@@ -73,9 +73,8 @@ def seeds(
 def best(choosing: np.ndarray, scoring: np.ndarray | None = None) -> np.ndarray:
     """(draws,) of the candidate that is best in each draw (draws, K): what is shown of it."""
     shown = choosing if scoring is None else scoring
-    return reduce_sides(
-        "max", [Sides(*of_candidate) for of_candidate in zip(choosing.T, shown.T, strict=True)]
-    ).shown
+    rows = [np.concatenate(of_candidate) for of_candidate in zip(choosing.T, shown.T, strict=True)]
+    return reduce_rows("max", rows, len(choosing))[len(choosing) :]
 
 
 class Cell(NamedTuple):

@@ -11,9 +11,8 @@ from test_verdicts import Made, Seeds
 
 from pipeline.errors import PipelineError
 from pipeline.report.compare import headline_sentences
-from pipeline.report.contrasts import compared_pairs, mark_best, measure_pairs
+from pipeline.report.contrasts import compared_pairs, mark_cells, measure_pairs
 from pipeline.report.load.contents import CellResult
-from pipeline.stats.contrast import contrast
 from pipeline.stats.ranks import holm
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.study import expand_study
@@ -39,7 +38,7 @@ def planned(**changes: Any) -> TablePlan:
 
 def measured(there: TablePlan, **rates: float) -> list[Any]:
     made: Any = Made(there, rates)
-    return measure_pairs(there, made, compared_pairs(there, []))[0]
+    return measure_pairs(there, made, compared_pairs(there, []))
 
 
 def test_the_family_of_a_study_is_its_merges_on_the_primary_benchmark_in_the_target_languages() -> (
@@ -140,26 +139,12 @@ def test_no_exploratory_cell_is_bold() -> None:
         for place in ("qac: mgsm", "qac: mgsm en")
         for row, of in right.items()
     ]
+    pairs = {("layer swap", "soup", cell.column): 1 for cell in cells}
 
     def bold(family: tuple[str, ...]) -> list[str]:
         within = replace(there, table=replace(there.table, family=family))
         made: Any = Seeds(within, right)
-        return [cell.column for cell in mark_best(within, made, cells, {}) if cell.best]
+        marked = mark_cells(cells, measure_pairs(within, made, pairs), {})
+        return [cell.column for cell in marked if cell.best]
 
     assert bold(()) == ["qac: mgsm", "qac: mgsm en"] and bold(("qac: mgsm",)) == ["qac: mgsm"]
-
-
-def test_a_bold_cell_has_the_variance_between_seeds_that_the_comparisons_of_its_table_have() -> (
-    None
-):
-    """One comparison, one p: the ratio of variances of all comparisons counts for bold, too."""
-    there = plan_of("sandbox_full")
-    right = {"layer swap": (60, 61, 62), "soup": (51, 50, 49)}
-    cells = [CellResult(row, "qac: mgsm", float(of[1]), task="mgsm") for row, of in right.items()]
-    made: Any = Seeds(there, right)
-    assert [cell.best for cell in mark_best(there, made, cells, {})] == [True, False]
-    ratios = {("exact_match", "seed"): 100.0}
-    assert [cell.best for cell in mark_best(there, made, cells, ratios)] == [False, False]
-    lines, pooled = measure_pairs(there, made, {("layer swap", "soup", "qac: mgsm"): 1})
-    assert pooled != ratios and lines[0]["p"] < 0.05
-    assert contrast([[0.1, 0.2, 0.3]] * 3).with_least_between([100.0]).p > 0.05

@@ -49,8 +49,7 @@ def test_the_difference_stays_and_its_level_is_kept() -> None:
     pairs = pairs_across(there, there.compare)
     for grouped in (True, False):
         lines[grouped] = [
-            measure_pairs(there, Answers(there, world, grouped), pairs)[0][0]
-            for world in range(150)
+            measure_pairs(there, Answers(there, world, grouped), pairs)[0] for world in range(150)
         ]
     for grouped, alone in zip(lines[True], lines[False], strict=True):
         assert grouped["difference"] == pytest.approx(alone["difference"]) and grouped["n"] == 40

@@ -228,7 +228,7 @@ def test_the_better_of_two_is_the_lower_where_less_is_better(tmp_path: Path) -> 
                 }
 
         nothing: Any = None
-        lines, _ = measure_pairs(plan, Stored(nothing), {("one", "two", "all"): 1})
+        lines = measure_pairs(plan, Stored(nothing), {("one", "two", "all"): 1})
         assert headline_sentences(lines)[0].startswith(
             f"“one” is {verb} than “two” in “all”: +77.8 points (95 % CI +"
         )

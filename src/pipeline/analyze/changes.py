@@ -35,8 +35,6 @@ COLUMNS = {  # a parameter of a layer -> its column in the published figures
     "mlp.down_proj.weight": "feed_forward.w2",
 }
 
-KINDS_OF_AGREEMENT = ("cosine", "sign_agreement")
-
 
 @dataclass
 class Change:
@@ -95,100 +93,67 @@ def tensor_changes(
     return changes
 
 
-@dataclass
-class Agreement:
-    """Sums over entries, for the cosine and the sign agreement of two experts' task vectors.
+def agreement_sums(first: Source, second: Source, base: Source, name: str) -> np.ndarray:
+    """Return sums over the entries of one tensor, for `agreement_of`.
 
-    Attributes:
-        moved: The number of entries that both experts moved.
-        agree: The number of these entries that moved in the same direction.
+    They are the sums of the products of two experts' changes, of the squares of each, and the
+    numbers of entries that both experts moved, and that they moved in the same direction.
     """
-
-    dot: float = 0.0
-    first_square: float = 0.0
-    second_square: float = 0.0
-    moved: int = 0
-    agree: int = 0
-
-    def __add__(self, other: Agreement) -> Agreement:
-        return Agreement(
-            self.dot + other.dot,
-            self.first_square + other.first_square,
-            self.second_square + other.second_square,
-            self.moved + other.moved,
-            self.agree + other.agree,
-        )
-
-    @property
-    def cosine(self) -> float | None:
-        """The cosine of the two task vectors; None if an expert did not move."""
-        norms = math.sqrt(self.first_square * self.second_square)
-        if norms:
-            return self.dot / norms
-        return None
-
-    @property
-    def sign_agreement(self) -> float | None:
-        """The share of the entries moved by both that moved in the same direction.
-
-        None if there are no such entries.
-        """
-        if self.moved:
-            return self.agree / self.moved
-        return None
-
-
-def agreement_of(first: Source, second: Source, base: Source, name: str) -> Agreement:
-    """Return how the changes of one tensor agree between two experts."""
-    total = Agreement()
+    sums = np.zeros(5)
     for _, _, _, (one, other) in vector_pieces([first, second], base, name):
         signs = np.sign(one) * np.sign(other)
         dot = float(np.vdot(one.astype(np.float64), other.astype(np.float64)))
-        moved = int(np.count_nonzero(signs))
-        agree = int(np.count_nonzero(signs > 0))
-        total += Agreement(dot, squared_norm(one), squared_norm(other), moved, agree)
-    return total
+        moved = np.count_nonzero(signs)
+        agree = np.count_nonzero(signs > 0)
+        sums += np.array([dot, squared_norm(one), squared_norm(other), moved, agree])
+    return sums
+
+
+def agreement_of(sums: np.ndarray) -> dict[str, float]:
+    """Return the cosine and the sign agreement of two experts' task vectors.
+
+    A number is left out if an expert did not move, or if they moved no entry in common.
+    """
+    dot, first_square, second_square, moved, agree = sums.tolist()
+    values = {}
+    norms = math.sqrt(first_square * second_square)
+    if norms:
+        values["cosine"] = dot / norms
+    if moved:
+        values["sign_agreement"] = agree / moved
+    return values
 
 
 def agreement_facts(
-    pairs: Mapping[str, Mapping[str, Agreement]], sites: Mapping[str, Site]
+    pairs: Mapping[str, Mapping[str, np.ndarray]], sites: Mapping[str, Site]
 ) -> dict[str, Any]:
     """Return cosine and sign agreement of pairs of experts, over all parameters and in each layer.
 
     `cosine` and `sign_agreement` are means over the pairs, `cosine.3` and `sign_agreement.3` are
-    means in layer 3. `pairs` has the values of each pair. A pair without a value, because one
-    expert did not move, is left out of the mean.
+    means in layer 3. `pairs` has the values of each pair. A pair without a value is left out of
+    the mean.
 
     Args:
-        pairs: name of a pair -> parameter -> agreement.
+        pairs: name of a pair -> parameter -> its `agreement_sums`.
         sites: parameter -> its place in the model.
     """
     by_pair: dict[str, dict[str, float]] = {}
     by_key: dict[str, list[float]] = {}
     for pair, by_name in pairs.items():
+        totals: dict[str, np.ndarray] = {"": np.zeros(5)}
+        for name, sums in by_name.items():
+            totals[""] += sums
+            layer = sites[name].layer
+            if layer is not None:
+                totals.setdefault(f".{layer}", np.zeros(5))
+                totals[f".{layer}"] += sums
         by_pair[pair] = {}
-        for suffix, total in sum_by_layer(by_name, sites).items():
-            for kind in KINDS_OF_AGREEMENT:
-                value = getattr(total, kind)
-                if value is not None:
-                    by_pair[pair][kind + suffix] = value
-                    by_key.setdefault(kind + suffix, []).append(value)
+        for suffix, total in totals.items():
+            for kind, value in agreement_of(total).items():
+                by_pair[pair][kind + suffix] = value
+                by_key.setdefault(kind + suffix, []).append(value)
     means = {key: fmean(values) for key, values in by_key.items()}
     return {**means, "pairs": by_pair}
-
-
-def sum_by_layer(
-    by_name: Mapping[str, Agreement], sites: Mapping[str, Site]
-) -> dict[str, Agreement]:
-    """Return the sum over all parameters, under "", and over each layer, under ".LAYER"."""
-    sums: dict[str, Agreement] = {}
-    for name, agreement in by_name.items():
-        layer = sites[name].layer
-        sums[""] = sums.get("", Agreement()) + agreement
-        if layer is not None:
-            suffix = f".{layer}"
-            sums[suffix] = sums.get(suffix, Agreement()) + agreement
-    return sums
 
 
 def row_key(name: str, site: Site) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -50,19 +49,7 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "lines.solid_capstyle": "round",
     "axes.facecolor": "none",
-    "pdf.fonttype": 42,
 }
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """Inside, matplotlib has the settings of a report, whatever a user's matplotlibrc says."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        yield
 
 
 def draw_svg(draw: Callable[[], Figure], name: str, label: str) -> str:
@@ -73,8 +60,12 @@ def draw_svg(draw: Callable[[], Figure], name: str, label: str) -> str:
         name: The prefix of its ids.
         label: The text for screen readers.
     """
+    import matplotlib
+
     stream = io.BytesIO()
-    with styled(), warnings.catch_warnings():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()  # whatever a user's matplotlibrc says
+        matplotlib.rcParams.update(STYLE)
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the page has more fonts
         draw().savefig(stream, **SVG)
     text = stream.getvalue().decode()

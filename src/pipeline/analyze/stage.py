@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.changes import (
-    Agreement,
     Change,
     agreement_facts,
-    agreement_of,
+    agreement_sums,
     row_key,
     tensor_changes,
 )
@@ -28,6 +26,8 @@ from pipeline.progress import Bar
 from pipeline.runs.manifest import read_manifest
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pipeline.config.merging import Analyze
     from pipeline.config.stages import AnalyzeStage
     from pipeline.runs.run import Parent, Run
@@ -64,7 +64,6 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
     write_csv(work / "delta.csv", rows)
     maps = [map_of(fact, rows) for fact in facts.values()]
     (work / "map.svg").write_text(svg_of_maps(maps, "delta", "share of rows"), encoding="utf-8")
-    (work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
     agreement: dict[str, Any] = {}
     if len(experts) > 1:
         pairs = compare_pairs(experts, labels, base, config.threads)
@@ -99,14 +98,14 @@ def measure_changes(
 
 def compare_pairs(
     experts: Mapping[str, Source], labels: Sequence[str], base: Source, threads: int | None
-) -> dict[str, dict[str, Agreement]]:
-    """Return the agreement of each parameter's changes, for each pair of experts."""
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return the `agreement_sums` of each parameter, for each pair of experts."""
     names = by_size(base)
     labelled = zip(labels, experts.values(), strict=True)
     pairs = {}
     for (label, first), (other, second) in itertools.combinations(labelled, 2):
-        agreements = in_threads(partial(agreement_of, first, second, base), names, threads)
-        pairs[f"{label} {other}"] = dict(zip(names, agreements, strict=True))
+        sums = in_threads(partial(agreement_sums, first, second, base), names, threads)
+        pairs[f"{label} {other}"] = dict(zip(names, sums, strict=True))
     return pairs
 
 

@@ -36,7 +36,7 @@ from pipeline.estimate.gpu_budget import Bill, estimate_costs
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
 from pipeline.progress import format_duration
-from pipeline.report.detectable import detectable_claims, first_detectable
+from pipeline.report.detectable import first_detectable, untestable_claims
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable, nearest_existing
@@ -115,7 +115,7 @@ def show_table_plan(config: PlanStage) -> str:
         know=know,
         without=without,
     )
-    appendix = detectable_claims(planning) + published_lines(planning.plan)
+    appendix = untestable_claims(planning) + published_lines(planning.plan)
     return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting)
 
 

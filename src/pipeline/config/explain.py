@@ -42,7 +42,7 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
     "plan.prompts": "an evaluation measures its prompts before it loads the weights",
     "export.format=lm_eval": "answers.parquet and results.csv of the report have the same answers",
     "export.format=csv": "the folder of the report has cells.csv",
-    "export.format=figures": "pipeline.report.figures draws them (docs/reference/reports.md)",
+    "export.format=figures": "the folder of the report has plots/scores.svg",
     "export.format=markdown": "the folder of the report has cells.md",
     "report.fewer": "stage=report always writes the page of what is finished now",
     "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",

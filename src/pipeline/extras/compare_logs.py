@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.extras.log import Log
 from pipeline.stats.contrast import contrast
 from pipeline.stats.ranks import holm
-from pipeline.stats.statistics import NormalTest, mean_stderr, share_interval
 from pipeline.text import align_columns, printable
 
 Logs = Mapping[str, Log]  # a model's logs by task
 Line = dict[str, Any]
-Scores = Sequence[float]  # of the questions that both logs hold
 
 
 def compare_logs(models: Mapping[str, Logs]) -> tuple[list[Line], list[str]]:
@@ -81,28 +80,16 @@ def compare_task(left: Log, right: Log, shared: Sequence[str]) -> Iterator[Line]
         except ValueError:  # no variance
             continue
         scale = 100 if is_share else 1
-        line: Line = {"metric": metric, "questions": len(shared)}
-        line |= numbers("value", scale, value_with_interval(own, is_share))
-        line |= numbers("baseline_value", scale, value_with_interval(base, is_share))
-        difference = (result.difference, *result.interval)
-        yield line | numbers("difference", scale, difference) | {"p": result.p}
-
-
-def numbers(name: str, scale: float, estimate: tuple[float, float, float]) -> Line:
-    value, low, high = estimate
-    return {name: scale * value, f"{name}_low": scale * low, f"{name}_high": scale * high}
-
-
-def value_with_interval(values: Scores, is_share: bool) -> tuple[float, float, float]:
-    """Return the mean and its 95 % interval over questions."""
-    n = len(values)
-    mean = math.fsum(values) / n
-    error = mean_stderr(values) or 0.0
-    if is_share:
-        low, high = share_interval(mean, n, error**2 * (n - 1) / n)
-    else:
-        low, high = NormalTest(mean, error, n - 1, math.inf).interval()
-    return mean, low, high
+        yield {
+            "metric": metric,
+            "questions": len(shared),
+            "value": scale * fmean(own),
+            "baseline_value": scale * fmean(base),
+            "difference": scale * result.difference,
+            "difference_low": scale * result.low,
+            "difference_high": scale * result.high,
+            "p": result.p,
+        }
 
 
 def comparison_text(lines: Sequence[Line]) -> str:
@@ -110,9 +97,9 @@ def comparison_text(lines: Sequence[Line]) -> str:
     rows = [["model", "task", "metric", "questions", "value", "baseline", "difference", "p (Holm)"]]
     for line in lines:
         row = [line["model"], line["task"], line["metric"], str(line["questions"])]
-        for name in ("value", "baseline_value", "difference"):
-            low, high = line[f"{name}_low"], line[f"{name}_high"]
-            row.append(f"{line[name]:.1f} [{low:.1f}, {high:.1f}]")
+        row += [f"{line['value']:.1f}", f"{line['baseline_value']:.1f}"]
+        low, high = line["difference_low"], line["difference_high"]
+        row.append(f"{line['difference']:.1f} [{low:.1f}, {high:.1f}]")
         row.append(f"{line['p_holm']:.3f}")
         rows.append([printable(cell) for cell in row])
     return "\n".join(align_columns(rows, right=[3]))

@@ -85,17 +85,9 @@ def scores_behind(stored: StoredAnswers, cell: Cell, shown: Sequence[ScoreLine])
     return scores
 
 
-def cell_result(
-    stored: StoredAnswers, cell: Cell, described: CellResult | None = None
-) -> CellResult:
-    """Return a cell with its number and 95 % interval, or with the reason why it has none.
-
-    Args:
-        stored: The stored results of the table's runs.
-        cell: The cell.
-        described: The same cell from `describe_cell`, if already known.
-    """
-    result = described or describe_cell(stored, cell)
+def cell_result(stored: StoredAnswers, cell: Cell) -> CellResult:
+    """Return a cell with its number and 95 % interval, or with the reason why it has none."""
+    result = describe_cell(stored, cell)
     if cell.fact is None and any(item.model is not None for item in cell.items):
         return replace(result, n=len(result.runs), missing="a figure, in its run's folder")
     try:

@@ -11,42 +11,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
-from pipeline.errors import PipelineError, suggest
+from pipeline.errors import PipelineError
 from pipeline.files import readable_yaml
 
-OPTIONAL = ("family", "than", "units")
-KEYS = (
-    "id",
-    "text",
-    "section",
-    "left",
-    "right",
-    "metric",
-    "over",
-    "test",
-    "threshold",
-    "direction",
-)
-# the mean difference over all places, each place separately, or the number of places on its side
-UNITS = ("", "each", "count")
-TEXT_KEYS = ("id", "text", "section", "metric", "test", "direction")
-# test -> its directions, and whether its threshold is 0
-RULES = {
-    "difference": (("higher", "lower", "within"), False),
-    "alike": (("higher", "lower"), True),
-    "friedman": (("differ",), False),
-    "wilcoxon": (("higher", "lower"), True),
-    "spearman": (("higher", "lower"), True),
+# test -> its directions, the keys that it reads besides those of all claims
+RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "difference": (("higher", "lower", "within"), ("right", "than", "units")),
+    "alike": (("higher", "lower"), ("right",)),
+    "friedman": (("differ",), ()),
+    "wilcoxon": (("higher", "lower"), ("right", "family")),
+    "spearman": (("higher", "lower"), ("right",)),
 }
 FACT = "fact"  # a metric: values that runs recorded, instead of answers
-DIRECTIONS = ("higher", "lower", "within", "differ")
 SHOWN, CONTRADICTED, UNDECIDED, NOT_MADE = "shown", "contradicted", "undecided", "not made"
 NOT_TESTABLE = "cannot be tested"
 VERDICTS = (SHOWN, CONTRADICTED, UNDECIDED, NOT_TESTABLE, NOT_MADE)
+
+
+def as_names(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, list | tuple):
+        return tuple(map(str, value))
+    return (str(value),)
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(as_names)]
 
 
 @dataclass(frozen=True)
@@ -59,27 +54,30 @@ class Claim:
         threshold: In points, or in percent of the right side if `relative`. For friedman it is a
             significance level.
         than: The places whose difference is subtracted, to compare the gains at two sets of places.
-        units: One of UNITS.
+        units: What is tested: the mean difference over all places, each place separately, or also
+            the number of places on the claim's side.
         family: Signed-rank tests of a table with the same family are Holm-corrected together; ""
             for none.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
     file: str
     table: str
     id: str
     text: str
     section: str
-    left: tuple[str, ...]
-    right: tuple[str, ...]
+    left: Names
+    right: Names
     metric: str
-    over: tuple[str, ...]
-    test: str
+    over: Names
+    test: Literal["difference", "alike", "friedman", "wilcoxon", "spearman"]
     threshold: float
     relative: bool
-    direction: str
+    direction: Literal["higher", "lower", "within", "differ"]
     family: str = ""
-    than: tuple[str, ...] = ()
-    units: str = ""
+    than: Names = ()
+    units: Literal["", "each", "count"] = ""
 
     def refuse(self, problem: str) -> PipelineError:
         return PipelineError(f"{self.file}, claim {self.id}: {problem}")
@@ -113,7 +111,7 @@ class Claim:
         threshold = f"{self.threshold:g}"
         if self.relative:
             threshold += "%"
-        test = self.test
+        test: str = self.test
         if self.units:
             test += f" of {self.units}"
         return {
@@ -207,90 +205,49 @@ def claim_of(entry: Any, table: str, file: str) -> Claim:
         PipelineError: If the entry is invalid.
     """
     if not isinstance(entry, dict):
-        raise PipelineError(f"{file}, claim {entry}: a claim is a mapping with {', '.join(KEYS)}.")
-    where = f"{file}, claim {entry.get('id', '?')}"
-    check_entry(entry, where)
-    threshold = str(entry["threshold"])
+        raise PipelineError(f"{file}, claim {entry}: a claim is a mapping, as in conf/claims.")
+    threshold = str(entry.get("threshold"))
+    fixed: Mapping[str, Any] = {
+        "file": file,
+        "table": str(table),
+        "threshold": threshold.removesuffix("%"),
+        "relative": threshold.endswith("%"),
+    }
     try:
-        number = float(threshold.removesuffix("%"))
-    except ValueError:
-        raise PipelineError(f"{where}: threshold {threshold} is neither points nor N%.") from None
-    texts = {key: str(entry[key]) for key in TEXT_KEYS}
-    claim = Claim(
-        file=file,
-        table=str(table),
-        threshold=number,
-        relative=threshold.endswith("%"),
-        family=str(entry.get("family") or ""),
-        units=str(entry.get("units") or ""),
-        left=_names(entry["left"]),
-        right=_names(entry["right"]),
-        over=_names(entry["over"]),
-        than=_names(entry.get("than")),
-        **texts,
-    )
+        claim = TypeAdapter(Claim).validate_python({**entry, **fixed})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = first["loc"][0]
+        value = entry.get(key, "")
+        raise PipelineError(
+            f"{file}, claim {entry.get('id', '?')}: {key}={value}: {first['msg']}."
+        ) from None
     problem = problem_of(claim)
     if problem:
         raise claim.refuse(problem)
     return claim
 
 
-def check_entry(entry: Mapping[str, Any], where: str) -> None:
-    """Raise PipelineError for unknown or missing keys, and for unknown values."""
-    for key in entry:
-        if key not in KEYS + OPTIONAL:
-            suggestion = suggest(key, KEYS + OPTIONAL)
-            raise PipelineError(f"{where}: unknown key {key}: {suggestion}")
-    for key in KEYS:
-        if key not in entry:
-            raise PipelineError(f"{where}: {key} is missing")
-    for key, names in (("test", tuple(RULES)), ("direction", DIRECTIONS), ("units", UNITS)):
-        value = str(entry.get(key) or "")
-        if value not in names:
-            raise PipelineError(f"{where}: {key} {value!r}: {suggest(value, names)}")
-
-
 def problem_of(claim: Claim) -> str:
     """Return why the keys of a claim do not fit together, or ""."""
-    is_count = claim.units == "count"
-    name, rule = claim.test, claim.test
-    if is_count:
-        name, rule = f"{claim.test} with units: count", "wilcoxon"
-    directions, only_zero = RULES[rule]
-    several = len(claim.left) + len(claim.right) > 2
-    if not claim.left:
-        return "left is empty"
-    if not claim.over:
-        return "over names no row or column"
-    if bool(claim.right) == (claim.test == "friedman"):
-        return "right names the other side, and is null for friedman only"
-    if claim.family and claim.test != "wilcoxon":
-        return "family needs test wilcoxon"
-    if claim.than and claim.units:
-        return "than and units exclude each other"
-    if (claim.than or claim.units) and claim.test != "difference":
-        return "than and units need test difference"
+    directions, read = RULES[claim.test]
+    for key in ("right", "family", "than", "units"):
+        if getattr(claim, key) and key not in read:
+            return f"test {claim.test} does not read {key}"
+    if not claim.left or ("right" in read and not claim.right):
+        return "a side is empty"
     if claim.direction not in directions:
-        return f"{name} needs direction {' or '.join(directions)}"
-    if only_zero and claim.threshold != 0:
-        return f"{name} only accepts threshold 0"
-    if claim.than and (claim.relative or several):
-        return "than needs one left and one right side, and a threshold in points"
-    if claim.metric == FACT and (several or claim.test not in ("difference", "alike")):
-        return "metric fact needs one left and one right side, and test difference or alike"
-    if claim.test == "alike" and claim.metric != FACT:
-        return "alike needs metric fact"
+        return f"{claim.test} needs direction {' or '.join(directions)}"
+    one_each = len(claim.left) == len(claim.right) == 1
+    if (claim.than or claim.metric == FACT) and not one_each:
+        return "than and metric fact need one left and one right side"
+    if claim.than and (claim.units or claim.relative):
+        return "than excludes units, and needs a threshold in points"
     if claim.direction == "within" and (claim.relative or claim.threshold <= 0):
         return "within needs a threshold above 0, in points"
+    if claim.test in ("alike", "wilcoxon", "spearman") and claim.threshold:
+        return f"{claim.test} needs threshold 0"
     return ""
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, list):
-        return tuple(map(str, value))
-    return (str(value),)
 
 
 def format_points(value: float, sign: str = "") -> str:

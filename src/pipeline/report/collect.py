@@ -11,17 +11,15 @@ from typing import Any
 from pipeline.config.stages import EvalStage, TableStage
 from pipeline.files import config_dir_flags
 from pipeline.hub.addresses import without_credentials
-from pipeline.report.cells import cell_result, choices_of, describe_cell
+from pipeline.report.cells import cell_result, choices_of
 from pipeline.report.contrasts import (
     compared_pairs,
-    mark_best,
-    mark_gains,
+    mark_cells,
     measure_pairs,
     sampled_axes,
 )
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
-from pipeline.report.load.contents import CellResult, Results, RunResult
-from pipeline.report.marks import questions_to_keep
+from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.report_state import overrides_of
 from pipeline.report.stored import StoredAnswers, first_failure, page_text
 from pipeline.report.verdicts import judge_claims
@@ -57,8 +55,9 @@ def gather_results(
         is_stored = isinstance(run.config, EvalStage) and (run.folder / "scores.json").is_file()
         if is_stored and run.name not in damaged:
             evaluations[run.name] = Evaluation(*stored_scores(run), sample_files(run.folder))
-    cells, parquet = fill_cells(stored, evaluations)
-    contrasts, ratios = measure_pairs(plan, stored, compared_pairs(plan, cells))
+    stored.answers, parquet = read_answers(evaluations)
+    cells = [cell_result(stored, cell) for cell in plan.cells.values()]
+    contrasts = measure_pairs(plan, stored, compared_pairs(plan, cells))
     if reasons is None:
         reasons = reasons_unfinished(runs, targets)
     run_results, missing = describe_runs(runs, failed, reasons)
@@ -82,7 +81,7 @@ def gather_results(
         command=without_credentials(command_of(planning.config)),
         rows=plan.rows,
         columns=plan.columns,
-        cells=mark_gains(mark_best(plan, stored, cells, ratios), contrasts, table.baselines),
+        cells=mark_cells(cells, contrasts, table.baselines),
         sampled=sampled_axes(plan),
         runs=run_results,
         failed=failures,
@@ -100,22 +99,6 @@ def gather_results(
         answers=stored.answers,
         parquet=parquet,
     )
-
-
-def fill_cells(
-    stored: StoredAnswers, evaluations: Mapping[str, Evaluation]
-) -> tuple[list[CellResult], bytes]:
-    """Return the cells of a table, and the bytes of answers.parquet.
-
-    The answers are read once and stored in `stored.answers`.
-    """
-    plan = stored.table.plan
-    described = {key: describe_cell(stored, cell) for key, cell in plan.cells.items()}
-    stored.answers, parquet = read_answers(evaluations, questions_to_keep(described.values()))
-    cells = []
-    for key, cell in described.items():
-        cells.append(cell_result(stored, plan.cells[key], cell))
-    return cells, parquet
 
 
 def command_of(config: TableStage) -> str:

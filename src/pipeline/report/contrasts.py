@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pipeline.benchmarks import is_measure, kind_of
@@ -13,8 +12,10 @@ from pipeline.report.compare import (
     Line,
     correct_contrasts,
     holm_level,
+    is_gain,
     is_gain_shown,
     is_primary,
+    is_significant,
 )
 from pipeline.report.expression import leaf_cells, scores_of
 from pipeline.report.frame import Comparison, NoScore
@@ -23,7 +24,6 @@ from pipeline.report.metrics import stored_metric, tasks_of
 from pipeline.report.placed_claims import trainings_of
 from pipeline.report.stored import StoredAnswers, less_is_better
 from pipeline.stats.contrast import Contrast, ExpertPart
-from pipeline.stats.ranks import holm
 from pipeline.stats.statistics import LEVEL, wilson_interval
 from pipeline.tables.plan import Cell, TablePlan
 from pipeline.tables.schema import MEMBERS
@@ -38,7 +38,6 @@ COLUMNS = (
     "high",
     "p",
     "n",
-    "discordant",
     "detectable",
     "missing",
     "unit",
@@ -52,7 +51,6 @@ BEATS = ("beats", "beats_low", "beats_high")
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
 Axis = tuple[str, str]  # a metric and an axis of a table
-Ratios = Mapping[Axis, float]  # variance between experts / variance within experts
 
 
 # --- pairs ---
@@ -126,15 +124,12 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
 # --- measured ---
 
 
-def measure_pairs(
-    plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, int]
-) -> tuple[list[Line], Ratios]:
-    """Return the lines of contrasts.csv, and the pooled ratios of their variances.
+def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, int]) -> list[Line]:
+    """Return the lines of contrasts.csv. Facts and figures have no lines.
 
-    Facts and figures have no lines. A variance that is estimated from three experts is imprecise.
-    Among many contrasts, some estimates are near zero, and their p would survive any correction. So
-    in each contrast the ratio of the variances between and within experts is at least the pooled
-    ratio.
+    A variance that is estimated from three experts is imprecise. Among many contrasts, some
+    estimates are near zero, and their p would survive any correction. So in each contrast the ratio
+    of the variances between and within experts is at least the pooled ratio.
     """
     lines: list[dict[str, Any]] = []
     measured: list[tuple[dict[str, Any], list[Axis], Contrast]] = []
@@ -146,14 +141,15 @@ def measure_pairs(
         line = describe_pair(plan, pair, cells, metric)
         line["chosen_of"] = chosen_of
         lines.append(line)
+        axes = averaged_axes(plan, cells)
         try:
-            comparison = compare_cells(plan, cells, metric, answers)
-            line |= facts_of_comparison(plan, cells, comparison, line["lower_is_better"])
+            frame = answers.frame(plan, cells, metric)
+            comparison = Comparison(frame, [(1.0, cells[0])], [(1.0, cells[1])], axes)
             contrast = comparison.contrast()
         except NoScore as error:
             line["missing"] = str(error)
             continue
-        line["left_value"], line["right_value"] = (100 * value for value in comparison.values)
+        line |= facts_of_comparison(plan, cells, comparison, line["lower_is_better"])
         measured.append((line, [(metric, axis) for axis in comparison.varied], contrast))
     ratios = pooled_ratios((axes, contrast) for _, axes, contrast in measured)
     tested = [line for line, _, _ in measured if not line["exploratory"]]
@@ -161,13 +157,13 @@ def measure_pairs(
     count = len(tested)
     if primary and not any(is_primary(line, primary) for line in tested):
         count += 1  # a missing primary comparison keeps its half
-    for line, axes, contrast in measured:
+    for line, measured_axes, contrast in measured:
         level = LEVEL
         if not line["exploratory"]:
             level = holm_level(count, is_primary(line, primary), bool(primary))
-        raised = contrast.with_least_between([ratios[axis] for axis in axes])
+        raised = contrast.with_least_between([ratios[axis] for axis in measured_axes])
         line |= numbers_of(raised, level)
-    return correct_contrasts(lines, primary), ratios
+    return correct_contrasts(lines, primary)
 
 
 def describe_pair(
@@ -190,11 +186,12 @@ def describe_pair(
 def facts_of_comparison(
     plan: TablePlan, cells: Sequence[Cell], comparison: Comparison, lower: bool
 ) -> dict[str, Any]:
-    """Return what a line says of trainings and drawn subsets.
+    """Return the values of both sides, and what a line says of trainings and drawn subsets.
 
     `trainings` is "these", or "a sample" of three or more seeds. With `lower`, less is better.
     """
-    facts: dict[str, Any] = {}
+    left, right = comparison.values
+    facts: dict[str, Any] = {"left_value": 100 * left, "right_value": 100 * right}
     varied = comparison.varied
     if any(trainings_of(plan, score.model) for score, _ in scores_of(plan, cells)):
         facts["trainings"] = "a sample" if varied else "these"
@@ -216,7 +213,6 @@ def numbers_of(contrast: Contrast, level: float) -> dict[str, Any]:
         "high": 100 * contrast.high,
         "p": contrast.p,
         "n": contrast.n,
-        "discordant": contrast.discordant,
         "detectable": 100 * contrast.detectable(level),
     }
 
@@ -263,100 +259,32 @@ def pooled_ratios(measured: Iterable[tuple[Sequence[Any], Contrast]]) -> dict[An
     return ratios
 
 
-def compare_cells(
-    plan: TablePlan, cells: Sequence[Cell], metric: str, answers: StoredAnswers
-) -> Comparison:
-    """Compare the first cell with the second one, over questions and sampled axes."""
-    left, right = cells
-    frame = answers.frame(plan, cells, metric)
-    return Comparison(frame, [(1.0, left)], [(1.0, right)], averaged_axes(plan, cells))
-
-
 # --- marks ---
 
 
-def mark_best(
-    plan: TablePlan, answers: StoredAnswers, cells: Sequence[CellResult], ratios: Ratios
-) -> list[CellResult]:
-    """Return the cells, with the significantly best cell of each tested place marked.
-
-    `ratios` come from `measure_pairs`.
-    """
-    rivals: dict[tuple[str, str, str | None], list[CellResult]] = {}
-    family = plan.table.family
-    for cell in cells:
-        _, place = model_and_place(plan, cell)
-        is_tested = not family or place in family
-        if cell.value is not None and cell.task and is_tested:
-            rivals.setdefault((place, cell.task, cell.pair), []).append(cell)
-    contrast_of = partial(contrast_of_results, plan, answers, ratios)
-    best = []
-    for of_place in rivals.values():
-        lower = less_is_better(of_place[0].task, of_place[0].metric)
-        best.append(best_of(of_place, lower, contrast_of))
-    return [replace(cell, best=cell in best) for cell in cells]
-
-
-def contrast_of_results(
-    plan: TablePlan, answers: StoredAnswers, ratios: Ratios, left: CellResult, right: CellResult
-) -> Contrast | None:
-    """Return the contrast of two cells, or None if they cannot be compared."""
-    cells = [plan.cells[left.row, left.column], plan.cells[right.row, right.column]]
-    metric = stored_metric(plan, cells)
-    if not metric:
-        return None
-    try:
-        comparison = compare_cells(plan, cells, metric, answers)
-        contrast = comparison.contrast()
-    except NoScore:
-        return None
-    least = [ratios.get((metric, axis), 0.0) for axis in comparison.varied]
-    return contrast.with_least_between(least)
-
-
-def best_of(
-    cells: Sequence[CellResult],
-    lower: bool,
-    contrast_of: Callable[[CellResult, CellResult], Contrast | None],
-) -> CellResult | None:
-    """Return the cell that is significantly better than all others, after Holm's correction.
-
-    None if there is no such cell. A best configuration is never returned, because these questions
-    chose it. Contrasts of translations take seconds, so the first rival that is not worse ends the
-    search.
-
-    Args:
-        cells: The cells of one place.
-        lower: True if less is better.
-        contrast_of: Returns the contrast of two cells.
-    """
-    top, *rivals = sorted(cells, key=lambda cell: cell.value or 0, reverse=not lower)
-    if top.maximum is not None:
-        return None
-    ps: list[float] = []
-    for rival in rivals:
-        contrast = contrast_of(top, rival)
-        if contrast is None or contrast.p >= LEVEL or (contrast.difference <= 0) != lower:
-            return None
-        ps.append(contrast.p)
-    if ps and max(holm(ps)) < LEVEL:
-        return top
-    return None
-
-
-def mark_gains(
+def mark_cells(
     cells: Sequence[CellResult], lines: Sequence[Line], baselines: Mapping[str, str]
 ) -> list[CellResult]:
-    """Return the cells with the sign of each baseline that they significantly exceed."""
+    """Return the cells with the results of the table's comparisons.
+
+    A cell is the best if it is significantly better than each model that it is compared with. It
+    has the sign of each baseline that it significantly exceeds.
+    """
+    wins: dict[frozenset[str], list[bool]] = {}  # the row and column of a cell -> its comparisons
     signs: dict[frozenset[str], set[str]] = {}
     for line in lines:
+        if line["p_holm"] is None:
+            continue
+        left, right = (frozenset((line[side], line["place"])) for side in ("left", "right"))
+        wins.setdefault(left, []).append(is_gain_shown(line))
+        wins.setdefault(right, []).append(is_significant(line) and not is_gain(line))
         if is_gain_shown(line) and line["right"] in baselines:
-            names = frozenset((line["left"], line["place"]))
-            signs.setdefault(names, set()).add(baselines[line["right"]])
+            signs.setdefault(left, set()).add(baselines[line["right"]])
     marked = []
     for cell in cells:
-        own = signs.get(frozenset((cell.row, cell.column)), set())
-        marked.append(replace(cell, marks="".join(sorted(own))))
+        names = frozenset((cell.row, cell.column))
+        best = names in wins and all(wins[names])
+        marked.append(replace(cell, best=best, marks="".join(sorted(signs.get(names, ())))))
     return marked
 
 

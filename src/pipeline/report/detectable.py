@@ -1,4 +1,4 @@
-"""Minimum detectable differences of a table's comparisons and claims, before there are scores."""
+"""What a table could show, before there are scores: detectable differences and testable claims."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import NamedTuple
 from pipeline.benchmarks import is_measure, kind_of
 from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
-from pipeline.report.claims import FACT, NOT_TESTABLE
 from pipeline.report.compare import holm_level
 from pipeline.report.contrasts import cell_keys, pairs_across, sampled_axes
-from pipeline.report.expression import ScoreLine, lines_of
+from pipeline.report.expression import lines_of
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.stats.detectable import CORRELATION, planned_difference
-from pipeline.stats.statistics import LEVEL
 from pipeline.tables.plan import Cell, ScoreRef
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.schema import TRAININGS
@@ -64,30 +62,16 @@ def mean_text(scores: int) -> str:
     return f", mean of {scores} scores (assumed correlation {CORRELATION:g})"
 
 
-def detectable_claims(planning: Planning) -> list[str]:
-    """Return a line for each claim about a difference whose cells are in the plan.
-
-    It has the minimum detectable difference at 5 %, on the fewest questions of its cells, or says
-    that no answers could decide the claim.
-    """
+def untestable_claims(planning: Planning) -> list[str]:
+    """Return a line for each claim about a table that no answers could decide, with the reason."""
     lines = []
     for claim in claims_of(planning.plan.table.name):
         try:
-            placed = PlacedClaim.of(claim, planning.plan)
+            reason = PlacedClaim.of(claim, planning.plan).untestable
         except PipelineError:
             continue  # in a smaller table of the same name: its verdict reports why
-        if placed.untestable:
-            lines.append(f"claim {claim.id}: {NOT_TESTABLE}")
-            continue
-        counts = [questions_under(planning, cells) for cells in (*placed.left, *placed.right)]
-        asked = min(count.asked for count in counts)
-        if claim.test != "difference" or claim.metric == FACT or not asked:
-            continue
-        scores = min(count.scores for count in counts)
-        if claim.units == "each":
-            scores = max(1, scores // len(placed.places))
-        points = f"{planned_difference(asked, LEVEL, scores=scores):.1f} points at p < {LEVEL:g}"
-        lines.append(f"claim {claim.id}: minimum detectable difference {points}{mean_text(scores)}")
+        if reason:
+            lines.append(f"claim {claim.id} cannot be tested: {reason}")
     return lines
 
 
@@ -107,13 +91,13 @@ def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
     """Count the questions under cells whose answers are right or wrong.
 
     A problem that is asked in several languages counts once. Scores that differ only in sampled
-    trainings count as one score. A choice counts as its first candidate.
+    trainings, or in the candidate of a choice, count as one score.
     """
     sampled = sampled_axes(planning.plan)
     asked: dict[str, int] = {}
     scores, places = set(), set()
-    for line in first_candidates(lines_of(planning.plan, cells)):
-        if is_measure(line.leaf.metric):
+    for line in lines_of(planning.plan, cells):
+        if line.item.model is not None or is_measure(line.leaf.metric):
             continue
         counted = task_and_questions(planning, line.score)
         if counted is None:
@@ -128,15 +112,6 @@ def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
         places.add((line.score.language, *at))
     averaged = max(1, min(len(scores), len(places)))
     return QuestionCount(sum(asked.values()), averaged)
-
-
-def first_candidates(lines: Sequence[ScoreLine]) -> list[ScoreLine]:
-    """Return the lines of scores, without facts; for a choice, the first candidate's line."""
-    first: dict[tuple[int, int], ScoreLine] = {}
-    for line in lines:
-        if line.item.model is None:
-            first.setdefault((id(line.item), line.place), line)
-    return list(first.values())
 
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:

@@ -7,7 +7,6 @@ means of halves or of draws, the result is the bootstrap of the cell, which repe
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 Key = tuple[Any, str | None]
 Values = Callable[[Cell, Any], "np.ndarray"]  # (the cell of a line, its score) -> its row
 Axes = tuple[tuple[str, Any], ...]  # the values of some axes
+Part = tuple[Mapping[str, Any], "np.ndarray"]  # a row at values of axes
 
 
 # --- lines ---
@@ -108,13 +108,6 @@ def is_plain_mean(plan: TablePlan, cell: Cell) -> bool:
 # --- expressions ---
 
 
-class Sides(NamedTuple):
-    """The value of a part of a cell, from the rows that choices use and from the rows shown."""
-
-    choosing: np.ndarray
-    shown: np.ndarray
-
-
 def evaluate(
     plan: TablePlan, cell: Cell, choose: Values, show: Values, keep: Sequence[str] = ()
 ) -> np.ndarray:
@@ -131,55 +124,69 @@ def evaluate(
         keep: Axes over which the cell is not reduced. They are the first dimensions of the result.
             An axis that the cell does not have has length 1.
     """
-    return Evaluation(plan, choose, show, keep).of(cell).shown
+    evaluation = Evaluation(plan, choose, show, keep)
+    return evaluation.of(cell)[..., evaluation.columns :]
 
 
 @dataclass
 class Evaluation:
-    """One evaluation of a cell, as in `evaluate`."""
+    """One evaluation of a cell, as in `evaluate`.
+
+    A row has the columns that choices use, and then the columns that are shown.
+
+    Attributes:
+        columns: The number of columns that choices use.
+        winners: The best candidate of each choice, because many items share a choice.
+    """
 
     plan: TablePlan
     choose: Values
     show: Values
     keep: Sequence[str]
-    # many items share a choice
+    columns: int = 0
     winners: dict[tuple[str, str, str], Any] = field(default_factory=dict)
 
-    def of(self, cell: Cell) -> Sides:
+    def of(self, cell: Cell) -> np.ndarray:
         if cell.of:
             averaged = [self.plan.cells[row, cell.column] for row in cell.of]
-            return reduce_sides(cell.reduce[0][0], [self.of(part) for part in averaged])
-        parts = [(item.at, self.of_item(cell, item)) for item in cell.items]
+            return reduce_rows(
+                cell.reduce[0][0], [self.of(part) for part in averaged], self.columns
+            )
+        parts: list[Part] = [(item.at, self.of_item(cell, item)) for item in cell.items]
         for how, axes in cell.reduce:
-            reduced = [axis for axis in axes if axis not in self.keep]
-            groups: dict[Axes, list[Sides]] = {}
-            for at, sides in parts:
-                others = [(axis, value) for axis, value in at.items() if axis not in reduced]
-                groups.setdefault((*others,), []).append(sides)
-            parts = [(dict(at), reduce_sides(how, group)) for at, group in groups.items()]
-        levels = [at for at, _ in parts]
-        choosing = by_level(levels, [sides.choosing for _, sides in parts], self.keep)
-        shown = by_level(levels, [sides.shown for _, sides in parts], self.keep)
-        return Sides(choosing, shown)
+            groups: dict[Axes, list[np.ndarray]] = {}
+            for at, row in parts:
+                others = []
+                for axis, value in at.items():
+                    if axis not in axes or axis in self.keep:
+                        others.append((axis, value))
+                groups.setdefault((*others,), []).append(row)
+            parts = []
+            for group, rows in groups.items():
+                parts.append((dict(group), reduce_rows(how, rows, self.columns)))
+        return by_level(parts, self.keep)
 
-    def of_item(self, cell: Cell, item: Item) -> Sides:
+    def of_item(self, cell: Cell, item: Item) -> np.ndarray:
         """Return the mean over the readings of an item, each for the chosen candidate."""
         if item.model is not None:
-            return self.sides(cell, item.model)
+            return self.row(cell, item.model)
         readings = []
         for reading in item.readings:
             if item.choice is None or () in reading:
                 (score,) = reading.values()
-                readings.append(self.sides(cell, score))
+                readings.append(self.row(cell, score))
                 continue
-            best = self.winner(cell, item.choice)
             candidates = self.plan.choices[item.choice].candidates
-            parts = [self.sides(cell, reading[candidate]) for candidate in candidates]
-            readings.append(pick_sides(parts, best))
-        return reduce_sides("mean", readings)
+            rows = [self.row(cell, reading[candidate]) for candidate in candidates]
+            readings.append(picked(rows, self.winner(cell, item.choice), self.columns))
+        return average(readings)
 
-    def sides(self, cell: Cell, score: Any) -> Sides:
-        return Sides(self.choose(cell, score), self.show(cell, score))
+    def row(self, cell: Cell, score: Any) -> np.ndarray:
+        import numpy as np
+
+        choosing = self.choose(cell, score)
+        self.columns = len(choosing)
+        return np.concatenate([choosing, self.show(cell, score)])
 
     def winner(self, cell: Cell, name: str) -> Any:
         """Return the number of the best candidate of a choice, in each column."""
@@ -194,62 +201,54 @@ class Evaluation:
         return self.winners[key]
 
 
-def reduce_sides(how: str, parts: Sequence[Sides]) -> Sides:
-    """Return the mean of some parts, or the part with the largest (max) or smallest (min) value.
+def reduce_rows(how: str, rows: Sequence[np.ndarray], columns: int) -> np.ndarray:
+    """Return the mean of some rows, or the row with the largest (max) or smallest (min) value.
 
-    The value is the mean in the rows that choices use.
+    The value is the mean of the first `columns`, in each of them if there are several.
     """
-    choosing = [part.choosing for part in parts]
-    if how == "mean" or len(parts) == 1:
-        return Sides(average(choosing), average([part.shown for part in parts]))
+    if how == "mean" or len(rows) == 1:
+        return average(rows)
     sign = 1 if how == "max" else -1
-    columns = choosing[0].shape[-1]
-    means = [part.reshape(-1, columns).mean(axis=0) for part in choosing]
-    return pick_sides(parts, largest([sign * mean for mean in means]))
+    means = []
+    for row in rows:
+        means.append(sign * row[..., :columns].reshape(-1, columns).mean(axis=0))
+    return picked(rows, largest(means), columns)
 
 
-def pick_sides(parts: Sequence[Sides], best: np.ndarray) -> Sides:
-    choosing = picked([part.choosing for part in parts], best)
-    return Sides(choosing, picked([part.shown for part in parts], best))
-
-
-def average(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean of several rows. The mean of single numbers is correctly rounded."""
+def average(rows: Sequence[np.ndarray]) -> np.ndarray:
     import numpy as np
 
-    if len(parts) == 1:
-        return parts[0]
-    if all(part.size == 1 for part in parts):
-        return np.full_like(parts[0], statistics.fmean(part.item() for part in parts))
-    mean: np.ndarray = np.mean(np.broadcast_arrays(*parts), axis=0)
+    if len(rows) == 1:
+        return rows[0]
+    mean: np.ndarray = np.mean(np.broadcast_arrays(*rows), axis=0)
     return mean
 
 
-def picked(parts: Sequence[np.ndarray], best: np.ndarray) -> np.ndarray:
-    """Return the best part, in each column if each has a choice."""
+def picked(rows: Sequence[np.ndarray], best: np.ndarray, columns: int) -> np.ndarray:
+    """Return the best row, in each of `columns` if each has a choice."""
     import numpy as np
 
-    if len(best) == 1:
-        return parts[best[0]]
-    return np.stack(parts)[best, np.arange(len(best))]
+    if columns == 1:
+        return rows[best[0]]
+    chosen = np.tile(best, 2)  # for the columns that choices use, and those that are shown
+    return np.stack(rows)[chosen, np.arange(2 * columns)]
 
 
 def by_level(
-    levels_at: Sequence[Mapping[str, Any]], rows: Sequence[np.ndarray], axes: Sequence[str]
+    parts: Sequence[tuple[Mapping[str, Any], np.ndarray]], axes: Sequence[str]
 ) -> np.ndarray:
     """Return rows at values of the axes as one array (levels of each axis ..., columns)."""
     import numpy as np
 
     if not axes:
-        (row,) = rows
+        ((_, row),) = parts
         return row
     levels = []
     for axis in axes:
-        distinct = dict.fromkeys(at[axis] for at in levels_at if axis in at)
+        distinct = dict.fromkeys(at[axis] for at, _ in parts if axis in at)
         levels.append(list(distinct) or [None])
-    shape = [len(values) for values in levels]
-    array = np.full((*shape, len(rows[0])), np.nan)
-    for at, row in zip(levels_at, rows, strict=True):
+    array = np.full((*map(len, levels), len(parts[0][1])), np.nan)
+    for at, row in parts:
         place = []
         for axis, values in zip(axes, levels, strict=True):
             place.append(values.index(at.get(axis)))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.report.expression import Key, evaluate, is_plain_mean
 from pipeline.stats.contrast import Contrast, contrast, corpus_contrast
-from pipeline.stats.statistics import DRAWS, NormalTest, half_weights, halved_means, share_interval
-from pipeline.stats.translations import copies_of, corpus_scores, counts_of, drawn_scores
+from pipeline.stats.statistics import NormalTest, half_weights, halved_means, share_interval
+from pipeline.stats.translations import drawn_scores
 from pipeline.tables.plan import Cell, TablePlan
 
 if TYPE_CHECKING:
@@ -48,15 +48,6 @@ class Frame:
     @cached_property
     def means(self) -> np.ndarray:
         return self.answers.mean(axis=1, keepdims=True)
-
-    def halves(self) -> np.ndarray:
-        """Return (scores, 2): the mean of each score on the odd and on the even questions."""
-        return self.answers @ half_weights(self.size).T
-
-    def halved_draws(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (scores, draws) of draws of the odd questions, and of draws of the even ones."""
-        odd, even = halved_means(self.answers)
-        return odd.T, even.T
 
     def summary(self, row: np.ndarray) -> tuple[float, float]:
         """Return the value of a row of answers, and its variance over draws of questions."""
@@ -124,8 +115,8 @@ class Frame:
         """
         if self.size < 2:
             raise NoScore("one question cannot both choose the best candidate and score it")
-        halves = self.halves()
-        odd, even = self.halved_draws()
+        halves = self.answers @ half_weights(self.size).T  # means of the odd and of the even ones
+        odd, even = (draws.T for draws in halved_means(self.answers))
         observed = statistic(halves, halves[:, ::-1])
         return float(observed.mean()), (statistic(odd, even) + statistic(even, odd)) / 2
 
@@ -154,12 +145,10 @@ class CorpusFrame(Frame):
     The columns of `answers` are the observed value, and then one value per draw of sentences.
 
     Attributes:
-        metric: The name of the metric.
-        texts: The sentences of each row.
+        sentences: The number of sentences.
     """
 
-    metric: str = ""
-    texts: Sequence[Sentences] = ()
+    sentences: int = 0
 
     @classmethod
     def of(
@@ -169,45 +158,27 @@ class CorpusFrame(Frame):
 
         rows = {key: row for row, key in enumerate(texts)}
         answers = []
+        sentences = 0
         for pairs in texts.values():
-            of_pairs = [drawn_scores(metric, pair, sentences) for pair, sentences in pairs]
+            of_pairs = []
+            for pair, of_pair in pairs:
+                of_pairs.append(drawn_scores(metric, pair, of_pair))
+                sentences = len(of_pair)
             answers.append(np.mean(of_pairs, axis=0))
-        return cls(plan, cells, rows, np.array(answers), metric=metric, texts=list(texts.values()))
+        return cls(plan, cells, rows, np.array(answers), sentences=sentences)
 
     @property
     def size(self) -> int:
-        return len(self.texts[0][0][1])
+        return self.sentences
 
     @cached_property
     def means(self) -> np.ndarray:
         return self.answers[:, :1]
 
-    def resampled(self, copies: np.ndarray) -> np.ndarray:
-        """Return (scores, draws) of sets with `copies` (draws, N) of each sentence."""
-        import numpy as np
-
-        rows = []
-        for pairs in self.texts:
-            of_pairs = []
-            for pair, texts in pairs:
-                metric, counts = counts_of(self.metric, pair, texts)
-                of_pairs.append(corpus_scores(metric, counts, copies))
-            rows.append(np.mean(of_pairs, axis=0))
-        return np.array(rows)
-
-    def halves(self) -> np.ndarray:
-        return self.resampled((half_weights(self.size) > 0).astype(float))
-
-    def halved_draws(self) -> tuple[np.ndarray, np.ndarray]:
-        import numpy as np
-
-        draws = []
-        for half in (0, 1):
-            copies = np.zeros((DRAWS, self.size))
-            size = len(range(half, self.size, 2))
-            copies[:, half::2] = copies_of(size, half * DRAWS)
-            draws.append(self.resampled(copies))
-        return draws[0], draws[1]
+    def split_half(
+        self, statistic: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> tuple[float, np.ndarray]:
+        raise NoScore("the best of several has no split-half estimate in BLEU and chrF++")
 
     def summary(self, row: np.ndarray) -> tuple[float, float]:
         return float(row[0]), float(row[1:].var(ddof=1))
@@ -229,7 +200,7 @@ class CorpusFrame(Frame):
         draws: np.ndarray | None = None,
     ) -> Contrast:
         observed, drawn = differences[..., 0], differences[..., 1:]
-        return corpus_contrast(observed, drawn, self.size, estimate, draws)
+        return corpus_contrast(observed, drawn, self.size)
 
 
 def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
@@ -321,6 +292,7 @@ class Comparison:
 
     Attributes:
         axes: The sampled axes.
+        bound: The largest possible difference; 2 for the difference of two differences.
     """
 
     frame: Frame
@@ -328,15 +300,7 @@ class Comparison:
     right: Weights
     axes: Sequence[str] = ()
     factor: float = 1.0
-
-    @property
-    def bound(self) -> float:
-        """The largest possible difference; 2 for a gain, the difference of two differences."""
-        weights = [weight for weight, _ in self.left]
-        weights += [-self.factor * weight for weight, _ in self.right]
-        gained = math.fsum(max(weight, 0) for weight in weights)
-        lost = math.fsum(max(-weight, 0) for weight in weights)
-        return round(max(gained, lost), 12)
+    bound: float = 1.0
 
     def side(
         self, weights: Weights, choose: np.ndarray, show: np.ndarray, keep: Sequence[str] = ()

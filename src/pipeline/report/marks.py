@@ -11,10 +11,7 @@ from pipeline.report.load.contents import CellResult, Results, score_rows_of
 from pipeline.stats.statistics import standard_error
 from pipeline.text import pluralize
 
-MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # on the page: in total, and of an evaluation
-
-
-Marks = dict[str, dict[str, list[str]]]  # problem -> row -> its suspicious scores
+Marks = dict[str, list[str]]  # problem -> the scores that have it
 
 
 def suspicious_scores(results: Results) -> Marks:
@@ -29,24 +26,21 @@ def suspicious_scores(results: Results) -> Marks:
         if (cell.row, *source.place) in visited:
             continue
         visited.add((cell.row, *source.place))
-        location = [cell.column]
+        location = [cell.row, cell.column]
         if row.where not in cell.column.split():
             location.append(row.where)
         location += [f"{axis} {value}" for axis, value in score.at.items()]
         answers = results.answers.get(source.place, Answers())
         for problem, detail in _marks(row, answers):
-            of_row = marks.setdefault(problem, {}).setdefault(cell.row, [])
-            of_row.append(f"{', '.join(location)}: {detail}")
+            marks.setdefault(problem, []).append(f"{', '.join(location)}: {detail}")
     return marks
 
 
 def mark_lines(marks: Marks) -> list[str]:
     """Return a line for each kind of mark, with the number of its scores and the first of them."""
     lines = []
-    for mark, rows in marks.items():
-        row, details = next(iter(rows.items()))
-        count = sum(len(of_row) for of_row in rows.values())
-        lines.append(f"{pluralize(count, 'score')} {mark}: {row}, {details[0]}")
+    for mark, scores in marks.items():
+        lines.append(f"{pluralize(len(scores), 'score')} {mark}: {scores[0]}")
     return lines
 
 
@@ -93,10 +87,3 @@ def browsed(cells: Iterable[CellResult]) -> dict[tuple[str, str, str], Place]:
     for source in score_rows_of(cells):
         shown.setdefault((source.cell.row, source.cell.column, source.row.where), source.place)
     return shown
-
-
-def questions_to_keep(cells: Iterable[CellResult]) -> dict[Place, int]:
-    """Return, for each `browsed` evaluation, how many of its first questions the page may show."""
-    places = set(browsed(cells).values())
-    share = MOST_ANSWERS // max(1, len(places))
-    return dict.fromkeys(places, min(MOST_QUESTIONS, max(1, share)))

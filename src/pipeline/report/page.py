@@ -5,14 +5,15 @@ It works offline, and without JavaScript except for the table of answers.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.analyze.drawing import draw_svg
-from pipeline.report import figures
 from pipeline.report.claims import VERDICTS
+from pipeline.report.figures import draw_scores
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.marks import Marks, browsed
@@ -25,7 +26,6 @@ from pipeline.report.render.cells import (
     group_reasons,
     legend,
 )
-from pipeline.report.render.maps import changes_of
 from pipeline.report.templates import JSON_STYLE, environment, render
 from pipeline.tables.schema import TRAININGS
 
@@ -154,9 +154,6 @@ def data_tables() -> dict[str, str]:
     }
 
 
-# --- tables ---
-
-
 # --- figures ---
 
 
@@ -166,7 +163,7 @@ def draw_chart(results: Results, lines: Sequence[Mapping[str, Any]]) -> str:
     if not lines or len(results.rows) > MOST_BARS or len(columns) > MOST_PANELS:
         return ""
     title = "Scores by row: the numbers are in the table above"
-    return draw_svg(lambda: figures.scores(lines), "scores", title)
+    return draw_svg(lambda: draw_scores(lines), "scores", title)
 
 
 def chart_lines(results: Results) -> list[dict[str, Any]]:
@@ -179,9 +176,10 @@ def chart_lines(results: Results) -> list[dict[str, Any]]:
 
 
 def maps_of(results: Results) -> list[tuple[str, str]]:
-    """Return the SVG and the caption of each analysis that is a figure of the table.
+    """Return the address and the caption of the map of each analysis that is a figure of the table.
 
-    An analysis is left out if a cell shows its number.
+    An analysis is left out if a cell shows its number. The map is an image and not a part of the
+    page, because a file of a run may hold scripts.
     """
     shown: set[str] = set()
     for cell in results.cells:
@@ -190,7 +188,9 @@ def maps_of(results: Results) -> list[tuple[str, str]]:
     maps: list[tuple[str, str]] = []
     for run in results.runs:
         if run.stage == "analyze" and run.finished and run.name not in shown:
-            maps.append(changes_of(run.name, run.folder, len(maps)))
+            content = base64.b64encode((run.folder / "map.svg").read_bytes()).decode()
+            caption = f"{run.name}: share of rows above the published threshold."
+            maps.append((f"data:image/svg+xml;base64,{content}", caption))
     return maps
 
 

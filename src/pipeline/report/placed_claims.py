@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from pipeline.config import conf
 from pipeline.errors import suggest
@@ -29,113 +30,13 @@ def claims_of(table: str) -> list[Claim]:
     """Return the claims about a table, by its name.
 
     The shipped claims come first, then those from --config-dir.
-
-    Raises:
-        PipelineError: If an id is repeated.
     """
     claims: list[Claim] = []
-    ids = set()
     for folder in conf.folders():
         for path in sorted((folder / conf.CLAIMS).glob("*.yaml")):
             text = refuse_special(path, MOST_BYTES).read_text(encoding="utf-8")
-            for claim in read_claims(text, path.name):
-                if claim.table != table:
-                    continue
-                if claim.id in ids:
-                    raise claim.refuse("a claim with this id exists already. Choose another id.")
-                ids.add(claim.id)
-                claims.append(claim)
+            claims += [claim for claim in read_claims(text, path.name) if claim.table == table]
     return claims
-
-
-@dataclass
-class Grid:
-    """The names of a table, as a claim uses them.
-
-    Attributes:
-        in_columns: True if the claim's sides are columns, and its places rows.
-    """
-
-    claim: Claim
-    plan: TablePlan
-    in_columns: bool
-
-    @classmethod
-    def of(cls, claim: Claim, plan: TablePlan) -> Grid:
-        """Return the grid in the direction that has more of the claim's names."""
-        names = claim.left + claim.right
-        columns = sum(name in plan.columns for name in names)
-        rows = sum(name in plan.rows for name in names)
-        return cls(claim, plan, columns >= rows)
-
-    @property
-    def sides(self) -> list[str]:
-        if self.in_columns:
-            return self.plan.columns
-        return self.plan.rows
-
-    @property
-    def across(self) -> list[str]:
-        if self.in_columns:
-            return self.plan.rows
-        return self.plan.columns
-
-    def check_sides(self) -> None:
-        """Raise PipelineError unless the claim's sides are columns (or rows) of the table."""
-        claim = self.claim
-        for name in claim.left + claim.right:
-            if name not in self.sides:
-                known = suggest(name, [*self.plan.columns, *self.plan.rows])
-                raise claim.refuse(f"{name!r} is no column or row of {claim.table}: {known}")
-        if claim.test == "spearman" and claim.metric not in self.sides:
-            known = suggest(claim.metric, self.sides)
-            raise claim.refuse(f"metric {claim.metric!r} is no column or row here: {known}")
-
-    def find_places(self) -> tuple[list[str], list[str], str]:
-        """Return the places and the axes that `over` names, and why the claim cannot be tested."""
-        claim, table = self.claim, self.plan.table
-        kind, sides = "column", table.columns
-        if self.in_columns:
-            kind, sides = "row", table.rows
-        written = [side.name for side in sides]
-        places: list[str] = []
-        axes: list[str] = []
-        untestable = ""
-        for name in claim.over:
-            if name in self.across:
-                places.append(name)
-            elif name in written:
-                expanded = [side for side in self.across if side not in written]
-                places += matching_sides(name, expanded, self.plan)
-            elif name in table.axes:
-                axes.append(name)
-            elif name == SEED:
-                untestable = (
-                    "one training of each model does not show how much trainings differ:"
-                    f" {ADD_SEEDS}"
-                )
-            else:
-                known = suggest(name, [*self.across, *written, *table.axes])
-                raise claim.refuse(
-                    f"over names {name!r}, no row, column or axis of {claim.table}: {known}"
-                )
-        if not places:
-            raise claim.refuse(f"over names no {kind} of {claim.table}")
-        return places, axes, untestable
-
-    def cells_of(self, name: str, places: Sequence[str]) -> list[Cell]:
-        """Return the cell of a side at each place."""
-        cells = []
-        for place in places:
-            row, column = name, place
-            if self.in_columns:
-                row, column = place, name
-            if (row, column) not in self.plan.cells:
-                raise self.claim.refuse(
-                    f"{self.claim.table} has no cell in row {row!r}, column {column!r}"
-                )
-            cells.append(self.plan.cells[row, column])
-        return cells
 
 
 @dataclass
@@ -153,13 +54,13 @@ class PlacedClaim:
 
     claim: Claim
     plan: TablePlan
-    places: tuple[str, ...]
-    axes: tuple[str, ...]
-    left: list[list[Cell]]
-    right: list[list[Cell]]
+    places: list[str]
+    axes: list[str]
+    untestable: str
+    left: list[list[Cell]] = field(default_factory=list)
+    right: list[list[Cell]] = field(default_factory=list)
     outcome: list[Cell] = field(default_factory=list)
     than: PlacedClaim | None = None
-    untestable: str = ""
 
     @classmethod
     def of(cls, claim: Claim, plan: TablePlan) -> PlacedClaim:
@@ -168,33 +69,76 @@ class PlacedClaim:
         Raises:
             PipelineError: For names that the table lacks.
         """
-        grid = Grid.of(claim, plan)
-        grid.check_sides()
-        places, axes, untestable = grid.find_places()
-        if axes and claim.test not in RANKED:
-            grid = replace(grid, plan=mean_of_trainings(plan))
-        left = [grid.cells_of(name, places) for name in claim.left]
-        right = [grid.cells_of(name, places) for name in claim.right]
-        placed = cls(claim, grid.plan, tuple(places), tuple(axes), left, right)
+        placed = cls(claim, plan, [], [], "")
+        placed.find_places()
+        if placed.axes and claim.test not in RANKED:
+            placed.plan = mean_of_trainings(plan)
+        placed.left = [placed.cells_of(name) for name in claim.left]
+        placed.right = [placed.cells_of(name) for name in claim.right]
         if claim.test == "spearman":
-            placed.outcome = grid.cells_of(claim.metric, places)
+            placed.outcome = placed.cells_of(claim.metric)
         else:
             placed.check_metric()
-        placed.untestable = untestable or placed.choice_of_trainings()
+        placed.untestable = placed.untestable or placed.choice_of_trainings()
         placed.check_axes()
         if claim.than:
-            subtracted = replace(claim, over=(*claim.than, *axes), than=())
-            placed.than = cls.of(subtracted, grid.plan)
-            if not all(is_plain_mean(grid.plan, cell) for cell in placed.all_cells):
+            subtracted = replace(claim, over=(*claim.than, *placed.axes), than=())
+            placed.than = cls.of(subtracted, placed.plan)
+            if not all(is_plain_mean(placed.plan, cell) for cell in placed.all_cells):
                 raise claim.refuse("than needs means, not a best configuration or a maximum")
         return placed
 
     @property
+    def in_columns(self) -> bool:
+        """True if the claim's sides are columns of the table, and its places rows."""
+        return self.claim.left[0] in self.plan.columns
+
+    def find_places(self) -> None:
+        """Read the places and the axes from `over`, and why the claim cannot be tested."""
+        claim, plan = self.claim, self.plan
+        across, sides = plan.columns, plan.table.columns
+        if self.in_columns:
+            across, sides = plan.rows, plan.table.rows
+        written = {side.name for side in sides}
+        expanded = [side for side in across if side not in written]
+        for name in claim.over:
+            if name in across:
+                self.places.append(name)
+            elif name in plan.table.axes:
+                self.axes.append(name)
+            elif name in written:
+                self.places += matching_sides(name, expanded, plan)
+            elif name == SEED:
+                self.untestable = (
+                    "one training of each model does not show how much trainings differ:"
+                    f" {ADD_SEEDS}"
+                )
+            else:
+                known = suggest(name, [*across, *written, *plan.table.axes])
+                raise claim.refuse(
+                    f"over names {name!r}, no row, column or axis of {claim.table}: {known}"
+                )
+        if not self.places:
+            raise claim.refuse(f"over names no row or column of {claim.table}")
+
+    def cells_of(self, name: str) -> list[Cell]:
+        """Return the cell of a side at each place."""
+        cells = []
+        for place in self.places:
+            key = (place, name) if self.in_columns else (name, place)
+            if key not in self.plan.cells:
+                known = suggest(name, [*self.plan.columns, *self.plan.rows])
+                raise self.claim.refuse(
+                    f"{name!r} is no column or row of {self.claim.table} with a cell in {place!r}:"
+                    f" {known}"
+                )
+            cells.append(self.plan.cells[key])
+        return cells
+
+    @property
     def all_cells(self) -> list[Cell]:
         """The cells of both sides, of the outcome, and of `than`."""
-        cells: list[Cell] = []
-        for side in (*self.left, *self.right, self.outcome):
-            cells += side
+        cells = list(chain(*self.left, *self.right, self.outcome))
         if self.than:
             cells += self.than.all_cells
         return cells
@@ -218,9 +162,8 @@ class PlacedClaim:
 
     def chosen_trainings(self, side: Sequence[Sequence[Cell]]) -> set[frozenset[frozenset[str]]]:
         chosen: set[frozenset[frozenset[str]]] = set()
-        for cells in side:
-            for cell in cells:
-                chosen |= trainings_chosen_of(self.plan, cell)
+        for cell in chain(*side):
+            chosen |= trainings_chosen_of(self.plan, cell)
         return chosen
 
     def check_metric(self) -> None:
@@ -230,66 +173,42 @@ class PlacedClaim:
             if not all(cell.fact for cell in self.all_cells):
                 raise claim.refuse("metric fact, but a cell shows no fact")
             return
-        tasks = tasks_of(self.plan, self.all_cells)
-        if None in tasks:
-            raise claim.refuse("a cell has no answers: it shows a fact or a figure")
-        if len(tasks) > 1:
-            names = " and ".join(sorted(map(str, tasks)))
-            raise claim.refuse(f"over mixes {names}, which have different problems")
-        metrics = metrics_of(str(next(iter(tasks))))
+        task, *others = tasks_of(self.plan, self.all_cells)
+        if task is None or others:
+            raise claim.refuse("over mixes facts or tasks, which have different problems")
+        metrics = metrics_of(task)
         if claim.metric not in metrics:
             known = suggest(claim.metric, metrics)
             raise claim.refuse(f"metric {claim.metric!r} is not stored per answer here: {known}")
 
     def check_axes(self) -> None:
-        """Raise PipelineError if a sampled axis has too few values, or is not reduced by the mean.
+        """Check that sampled axes have three values or more, and are reduced by the mean.
 
-        Three values are enough, and two for blocks of ranks. Fewer trainings of a fact, or fewer
-        seeds, are accepted: the claim cannot be tested then.
+        Two values are enough for blocks of ranks, and fewer trainings for facts, whose verdict
+        says so.
+
+        Raises:
+            PipelineError: If the cells have one value of an axis, or a row takes the best over it.
         """
         claim = self.claim
         for axis in self.axes:
-            values = list(map(str, self.plan.table.axes[axis]))
-            if axis == SEED and len(values) < 3:
-                self.untestable = (
-                    f"{len(values)} of three or more trainings of each model: {ADD_SEEDS}"
-                )
-                continue
-            needed = 2 if claim.test in RANKED else 3
-            if len(values) < needed and claim.metric != FACT:
-                raise claim.refuse(
-                    f"an interval over {axis} needs a variance of three values or more, and"
-                    f" {claim.table} only has {axis}={','.join(values)}"
-                )
-            leaves: list[Cell] = []
+            count = len(self.plan.table.axes[axis])
+            if count < 3 and claim.test not in RANKED and (axis == SEED or claim.metric != FACT):
+                self.untestable = f"{count} of three or more values of {axis}: {ADD_SEEDS}"
+            values = set()
             for cell in self.all_cells:
-                leaves += leaf_cells(self.plan, cell)
-            if not self.has_several(axis, leaves):
+                for leaf in leaf_cells(self.plan, cell):
+                    values |= {str(item.at.get(axis)) for item in leaf.items}
+                    for how, axes in leaf.reduce:
+                        if axis in axes and how != "mean":
+                            raise claim.refuse(
+                                f"over names {axis}, but row {leaf.row!r} takes the {how} over it."
+                                f" Remove {axis}."
+                            )
+            if len(values) == 1 and count > 1:
                 raise claim.refuse(
                     f"over names {axis}, but its cells have one value. Remove {axis}."
                 )
-            for leaf in leaves:
-                for how, axes in leaf.reduce:
-                    if axis in axes and how != "mean":
-                        raise claim.refuse(
-                            f"over names {axis}, but row {leaf.row!r} takes the {how} over it."
-                            f" Remove {axis}."
-                        )
-
-    def has_several(self, axis: str, leaves: Sequence[Cell]) -> bool:
-        """Return True if cells have several values of an axis.
-
-        For blocks of ranks, each cell needs a value. A fact may have a single one.
-        """
-        counts = []
-        for leaf in leaves:
-            values = {str(item.at[axis]) for item in leaf.items if axis in item.at}
-            counts.append(len(values))
-        if self.claim.test in RANKED:
-            return min(counts) > 0
-        if self.claim.metric == FACT:
-            return max(counts) > 0
-        return max(counts) > 1
 
 
 def trainings_of(plan: TablePlan, model: str) -> frozenset[str]:
@@ -364,14 +283,13 @@ def average_candidates(plan: TablePlan, item: Item) -> Item:
 
 def matching_sides(name: str, across: Sequence[str], plan: TablePlan) -> list[str]:
     """Return the rows (or columns) that a name with {axis} in it expands to."""
-    parts = []
-    for index, part in enumerate(re.split(r"\{(.*?)\}", name)):
-        if index % 2:
-            values = [re.escape(str(value)) for value in plan.table.axes.get(part, ())]
-            parts.append(f"(?:{'|'.join(values) or '.+'})")
-        else:
-            parts.append(re.escape(part))
-    return [side for side in across if re.fullmatch("".join(parts), side)]
+
+    def values_of(axis: re.Match[str]) -> str:
+        values = [re.escape(str(value)) for value in plan.table.axes.get(axis[1], ())]
+        return f"(?:{'|'.join(values) or '.+'})"
+
+    pattern = re.sub(r"\\{(\w+)\\}", values_of, re.escape(name))
+    return [side for side in across if re.fullmatch(pattern, side)]
 
 
 def check_claims(planning: Planning) -> None:

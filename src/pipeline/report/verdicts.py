@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
 from pipeline.report.claims import FACT, NOT_MADE, NOT_TESTABLE, Claim, Verdict
 from pipeline.report.expression import lines_of
-from pipeline.report.frame import Comparison, NoScore
+from pipeline.report.frame import Comparison
 from pipeline.report.judgements import (
     Ranked,
     Unit,
@@ -33,40 +33,26 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def candidate_names(claim: Claim, left: int, right: int) -> list[str]:
-    """Return the names of two candidates as one text.
-
-    A side with a single candidate is left out. The list is empty if both sides are.
-    """
-    names = []
-    if len(claim.left) > 1:
-        names.append(claim.left[left])
-    if len(claim.right) > 1:
-        names.append(claim.right[right])
-    if names:
-        return [" against ".join(names)]
-    return []
-
-
-def compare_candidates(
-    placed: PlacedClaim, answers: StoredAnswers, left: int, right: int, places: Sequence[int]
+def compare_sides(
+    placed: PlacedClaim, answers: StoredAnswers, left: Sequence[Cell], right: Sequence[Cell]
 ) -> Comparison:
-    """Compare a left candidate with a right one, over the mean of some places."""
+    """Compare the mean of some cells with the mean of other cells.
+
+    With `than`, the difference of a claim is compared with its difference at other places.
+    """
     claim, than = placed.claim, placed.than
+    left_weights, right_weights, bound = mean_weights(left), mean_weights(right), 1.0
     if than:
-        left_weights = gain_weights(placed)
-        right_weights = gain_weights(than)
-    else:
-        left_weights = mean_weights([placed.left[left][place] for place in places])
-        right_weights = mean_weights([placed.right[right][place] for place in places])
+        left_weights += mean_weights(right, -1)
+        right_weights = mean_weights(than.left[0]) + mean_weights(than.right[0], -1)
+        bound = 2.0
+    factor = 1.0
+    if claim.relative:
+        factor += claim.threshold / 100
     cells = [cell for _, cell in (*left_weights, *right_weights)]
     frame = answers.frame(placed.plan, cells, claim.metric)
-    factor = 1 + claim.threshold / 100 if claim.relative else 1.0
-    return Comparison(frame, left_weights, right_weights, placed.axes, factor)
-
-
-def gain_weights(placed: PlacedClaim) -> list[tuple[float, Cell]]:
-    return [*mean_weights(placed.left[0]), *mean_weights(placed.right[0], -1)]
+    bound = max(bound, factor)
+    return Comparison(frame, left_weights, right_weights, placed.axes, factor, bound)
 
 
 def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell]]:
@@ -77,30 +63,24 @@ def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell
 
 
 def judge_claims(plan: TablePlan, answers: StoredAnswers) -> list[Verdict]:
-    """Return the verdict on each claim about a table, in the files' order.
+    """Return the verdict on each claim about a table, those by signed ranks last.
 
     A claim that a smaller table of the same name cannot answer has a reason instead of a verdict.
     """
-    claims = claims_of(plan.table.name)
-    verdicts: dict[str, Verdict] = {}
+    verdicts: list[Verdict] = []
     signed_ranks: list[tuple[Claim, list[Ranked]]] = []
-    for claim in claims:
+    for claim in claims_of(plan.table.name):
         try:
             placed = PlacedClaim.of(claim, plan)
-        except PipelineError as error:
-            verdicts[claim.id] = Verdict(claim, NOT_MADE, detail=str(error))
-            continue
-        try:
             if placed.untestable:
-                verdicts[claim.id] = Verdict(claim, NOT_TESTABLE, detail=placed.untestable)
+                verdicts.append(Verdict(claim, NOT_TESTABLE, detail=placed.untestable))
             elif claim.test == "wilcoxon":
                 signed_ranks.append((claim, ranked_pairs(placed, answers)))
             else:
-                verdicts[claim.id] = JUDGES[claim.test](placed, answers)
-        except NoScore as error:
-            verdicts[claim.id] = Verdict(claim, NOT_MADE, detail=str(error))
-    verdicts |= {verdict.claim.id: verdict for verdict in judge_wilcoxon(signed_ranks)}
-    return [verdicts[claim.id] for claim in claims]
+                verdicts.append(JUDGES[claim.test](placed, answers))
+        except PipelineError as error:
+            verdicts.append(Verdict(claim, NOT_MADE, detail=str(error)))
+    return verdicts + judge_wilcoxon(signed_ranks)
 
 
 def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
@@ -113,52 +93,59 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
     claim = placed.claim
     if claim.metric == FACT:
         return judge_fact_difference(placed, answers)
-    units = units_of(placed, answers, by_place=claim.units == "each")
+    units = []
+    for left, right, name in candidates(placed):
+        if claim.units == "each":
+            units += units_by_place(placed, answers, left, right, name)
+        else:
+            comparison = compare_sides(placed, answers, left, right)
+            units.append(Unit(name, comparison.contrast(), *comparison.values))
     if claim.units == "each" or len(units) > 1:
         verdict = judge_every(claim, units)
     else:
         (unit,) = units
         verdict = judge_difference(claim, unit.contrast, unit.left, unit.right)
     if claim.units == "count":
-        experts = bool(placed.axes)
-        counted = units_of(placed, answers, True, experts)
-        return judge_wins(claim, counted, verdict, experts)
+        counted = []
+        for left, right, name in candidates(placed):
+            counted += units_by_place(placed, answers, left, right, name)
+        return judge_wins(claim, counted, verdict, experts=bool(placed.axes))
     return verdict
 
 
-def units_of(
-    placed: PlacedClaim, answers: StoredAnswers, by_place: bool, experts: bool = False
-) -> list[Unit]:
-    """Return the units of a claim, for each pair of candidates.
+def candidates(placed: PlacedClaim) -> Iterator[tuple[list[Cell], list[Cell], str]]:
+    """Yield the cells of each pair of candidates, and its name.
 
     All pairs have to be on the claim's side, so no pair is chosen.
-
-    Args:
-        placed: The claim.
-        answers: The stored answers.
-        by_place: True for a unit at each place, otherwise over the mean of all places.
-        experts: True for a unit for each pair of experts.
     """
+    claim = placed.claim
+    left_names = zip(claim.left, placed.left, strict=True)
+    right_names = zip(claim.right, placed.right, strict=True)
+    for (left, of_left), (right, of_right) in itertools.product(left_names, right_names):
+        yield of_left, of_right, f"{left} against {right}"
+
+
+def units_by_place(
+    placed: PlacedClaim,
+    answers: StoredAnswers,
+    left: Sequence[Cell],
+    right: Sequence[Cell],
+    name: str,
+) -> list[Unit]:
+    """Return a unit for each place, and with units=count for each pair of experts there."""
     import numpy as np
 
-    groups: list[Sequence[int]] = [range(len(placed.places))]
-    if by_place:
-        groups = [[place] for place in range(len(placed.places))]
-    candidates = itertools.product(range(len(placed.left)), range(len(placed.right)))
-    units: list[Unit] = []
-    for (left, right), group in itertools.product(candidates, groups):
-        words = candidate_names(placed.claim, left, right)
-        if by_place:
-            words.insert(0, placed.places[group[0]])
-        comparison = compare_candidates(placed, answers, left, right, group)
-        if not experts:
-            units.append(Unit(" ".join(words), comparison.contrast(), *comparison.values))
+    units = []
+    for place, of_left, of_right in zip(placed.places, left, right, strict=True):
+        comparison = compare_sides(placed, answers, [of_left], [of_right])
+        if placed.claim.units == "each" or not placed.axes:
+            units.append(Unit(f"{place} {name}", comparison.contrast(), *comparison.values))
             continue
-        frame, pairs, axes = comparison.frame, comparison.differences(), comparison.varied
+        pairs = comparison.differences()
         for pair in np.ndindex(pairs.shape[:-1]):
-            levels = [f"{axis}{level + 1}" for axis, level in zip(axes, pair, strict=True)]
-            contrast = frame.contrast(pairs[pair], comparison.bound)
-            units.append(Unit(" ".join([*words, *levels]), contrast, *comparison.values))
+            contrast = comparison.frame.contrast(pairs[pair], comparison.bound)
+            levels = ",".join(str(level + 1) for level in pair)
+            units.append(Unit(f"{place} {name} {levels}", contrast, *comparison.values))
     return units
 
 

@@ -38,15 +38,12 @@ class Contrast:
         free: The equation behind p and interval, without the variance of experts.
         parts: The variances of each axis of experts.
         n: The number of problems.
-        discordant: The share of discordant answers. For means it is the share that has the same
-            error. None for translations and for measures without bounds.
         noise: The squared standard error of the problems' variance, for its degrees of freedom.
     """
 
     free: PairedScore | NormalTest
     parts: Sequence[ExpertPart]
     n: int
-    discordant: float | None = None
     noise: float = 0.0
 
     @cached_property
@@ -205,7 +202,7 @@ def contrast(
     won = n * (discordant + value) / 2
     lost = n * (discordant - value) / 2
     test = PairedScore(won, lost, n, dependence, bound=bound)
-    return Contrast(test, parts, n, n * test.variance(0.0) / bound**2)
+    return Contrast(test, parts, n)
 
 
 def unbounded_contrast(
@@ -230,13 +227,7 @@ def unbounded_contrast(
     return Contrast(test, parts, n, noise=variance**2 / (n - 1))
 
 
-def corpus_contrast(
-    observed: ArrayLike,
-    drawn: ArrayLike,
-    n: int,
-    estimate: float | None = None,
-    draws: np.ndarray | None = None,
-) -> Contrast:
+def corpus_contrast(observed: ArrayLike, drawn: ArrayLike, n: int) -> Contrast:
     """Return the contrast of corpus metrics, with the variance of draws of n sentences.
 
     Two systems with equal translations differ by less than one sentence, so the standard error is
@@ -246,23 +237,18 @@ def corpus_contrast(
         observed: Differences (A1, ..., Ak), with axes as in `contrast`.
         drawn: Differences over draws of sentences (A1, ..., Ak, draws).
         n: The number of sentences.
-        estimate: As in `contrast`.
-        draws: As `drawn` in `contrast`.
     """
     import numpy as np
 
     values = np.asarray(observed, dtype=float)
     array = np.asarray(drawn, dtype=float)
-    if draws is None:
-        draws = array.reshape(-1, array.shape[-1]).mean(axis=0)
+    draws = array.reshape(-1, array.shape[-1]).mean(axis=0)
     variance = max(float(np.var(draws, ddof=1)), 1 / n**2)
     parts = []
     axes = zip(by_axis(values, values.ndim), by_axis(array, values.ndim), strict=True)
     for of_experts, means in axes:
         parts.append(expert_part(of_experts, means))
-    if estimate is None:
-        estimate = float(values.mean())
-    return Contrast(NormalTest(estimate, math.sqrt(variance)), parts, n)
+    return Contrast(NormalTest(float(values.mean()), math.sqrt(variance)), parts, n)
 
 
 def contrast_of_trainings(differences: ArrayLike) -> Contrast:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pipeline.stats.statistics import DRAWS, resample_weights
+from pipeline.stats.statistics import resample_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,14 +41,6 @@ def sentence_counts(metric: Any, references: Sequence[str], responses: Sequence[
     return np.array(counts, dtype=float)
 
 
-@lru_cache(maxsize=256)  # 0.2 MB each for a thousand sentences; extracting them takes a second
-def counts_of(name: str, pair: str, texts: tuple[tuple[str, str], ...]) -> tuple[Any, np.ndarray]:
-    """Return the metric, and the counts of (reference, response) pairs."""
-    metric = metric_of(name, pair)
-    references, responses = zip(*texts, strict=True)
-    return metric, sentence_counts(metric, references, responses)
-
-
 @lru_cache(maxsize=1024)
 def drawn_scores(name: str, pair: str, texts: tuple[tuple[str, str], ...]) -> np.ndarray:
     """Return (1 + draws,): the metric of (reference, response) pairs, and of draws of them.
@@ -57,17 +49,12 @@ def drawn_scores(name: str, pair: str, texts: tuple[tuple[str, str], ...]) -> np
     """
     import numpy as np
 
-    metric, counts = counts_of(name, pair, texts)
-    n = len(counts)
-    copies = np.concatenate([np.ones((1, n)), copies_of(n)])
-    return corpus_scores(metric, counts, copies)
-
-
-def copies_of(n: int, seed: int = 0) -> np.ndarray:
-    """Return (draws, n): the number of copies of each of n problems in a draw of n."""
-    import numpy as np
-
-    return np.rint(n * resample_weights(n, DRAWS, seed))
+    metric = metric_of(name, pair)
+    references, responses = zip(*texts, strict=True)
+    n = len(texts)
+    copies = np.rint(n * resample_weights(n))
+    copies = np.concatenate([np.ones((1, n)), copies])
+    return corpus_scores(metric, sentence_counts(metric, references, responses), copies)
 
 
 def corpus_scores(metric: Any, counts: np.ndarray, copies: np.ndarray) -> np.ndarray:

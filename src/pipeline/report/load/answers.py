@@ -9,7 +9,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
+MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # that the page may show
 AT_ONCE = 20_000  # rows per row group of answers.parquet
 # columns of answers.parquet; for translations, `language` is the pair
 CONSTANT = ("run", "task", "language", "num_fewshot")
@@ -100,19 +101,13 @@ class Answers:
 def read_samples(path: Path) -> list[Sample]:
     """Read the answers in a samples file, by question.
 
-    The file is parsed at once, which is twice as fast as line by line. Unpaired surrogates, which
-    JSON can write and UTF-8 cannot, become question marks.
+    Unpaired surrogates, which JSON can write and UTF-8 cannot, become question marks.
 
     Raises:
         PipelineError: If a line is not JSON.
     """
-    content = path.read_bytes().strip()
-    rows: list[Sample] = []
-    with suppress(ValueError):
-        rows = json.loads(b"[" + content.replace(b"\n", b",") + b"]")
-    if len(rows) != content.count(b"\n") + bool(content):
-        rows = read_jsonl(path)  # it names the line
-    if b"\\ud" in content or b"\\uD" in content:
+    rows = read_jsonl(path)
+    if b"\\ud" in path.read_bytes().lower():
         rows = json.loads(json.dumps(rows, ensure_ascii=False).encode(errors="replace"))
     return sorted(rows, key=lambda sample: sample["doc_id"])
 
@@ -143,11 +138,12 @@ def file_of(run: str, task: str, language: str) -> str:
 
 
 def read_answers(
-    evaluations: Mapping[str, Evaluation], keep: Mapping[Place, int]
+    evaluations: Mapping[str, Evaluation],
 ) -> tuple[dict[Place, Answers], bytes]:
     """Read the answers of each place, and answers.parquet, of these evaluations.
 
-    `keep` is the number of first questions of each place that the page shows.
+    The first questions of each place are kept for the page, up to MOST_QUESTIONS of each and
+    MOST_ANSWERS in total.
 
     Raises:
         PipelineError: If a samples file is truncated, or contains something other than answers.
@@ -159,15 +155,19 @@ def read_answers(
     rows: list[dict[str, Any]] = []
     answers: dict[Place, Answers] = {}
     file = io.BytesIO()
+    places = set()
+    for name, evaluation in evaluations.items():
+        places |= {(name, row.task, row.where) for row in evaluation.rows}
+    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places))))
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for _, evaluation in sorted(evaluations.items()):
             shots = {(row.task, row.where): row.num_fewshot for row in evaluation.rows}
             for place, samples in evaluation.samples:
                 with one_sentence(file_of(*place)):
-                    answers[place] = answers_of(place, samples, keep.get(place, 0))
+                    answers[place] = answers_of(place, samples, keep)
                     values = (*place, shots.get(place[1:]))
                     constant = dict(zip(CONSTANT, values, strict=True))
-                    rows += [constant | row for row in answer_rows(place[1], samples)]
+                    rows += [constant | answer_row(place[1], sample) for sample in samples]
                 if len(rows) >= AT_ONCE:
                     writer.write_table(pa.Table.from_pylist(rows, schema=schema))
                     rows.clear()
@@ -208,7 +208,7 @@ def answers_of(place: Place, samples: Sequence[Sample], keep: int = 0) -> Answer
         unparsed=unparsed,
         cut_off=sum(bool(sample.get("cut_off")) for sample in samples),
         chance=chance_by_options(samples),
-        first=list(map(page_item, samples[:keep])),
+        first=[page_item(task, sample) for sample in samples[:keep]],
     )
     for sample in samples:
         doc_id = sample["doc_id"]
@@ -235,25 +235,26 @@ def chance_by_options(samples: Sequence[Sample]) -> float | None:
     return None
 
 
-def page_item(sample: Sample) -> list[Any]:
+def page_item(task: str, sample: Sample) -> list[Any]:
     """Return an answer as the page shows it.
 
     [doc_id, correct, prompt, target, response, extracted, further scores]
     """
+    row = answer_row(task, sample)
     numbers = []
     for name, value in sorted((sample.get("scores") or {}).items()):
         if isinstance(value, int | float) and math.isfinite(value):
             numbers.append(f"{name} {value:.4g}")
     scores = ", ".join(numbers)
-    if sample.get("cut_off"):
+    if row["cut_off"]:
         scores += ", cut off"
-    prompt, response = text_of(sample.get("prompt")), text_of(sample.get("response"))
+    prompt, response = row["prompt"], row["response"]
     if len(prompt) > LONGEST:
         prompt = f"[cut] …{prompt[-LONGEST:]}"
     if len(response) > LONGEST:
         response = f"{response[:LONGEST]}… [cut]"
-    target, extracted = text_of(sample.get("target")), text_of(sample.get("extracted"))
-    return [sample["doc_id"], sample.get("correct"), prompt, target, response, extracted, scores]
+    texts = [prompt, row["target"], response, row["extracted"], scores]
+    return [sample["doc_id"], row["correct"], *texts]
 
 
 def text_of(value: Any) -> str:
@@ -264,25 +265,22 @@ def text_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def answer_rows(task: str, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
-    """Yield the columns of answers.parquet that differ from answer to answer.
+def answer_row(task: str, sample: Sample) -> dict[str, Any]:
+    """Return the columns of answers.parquet that differ from answer to answer.
 
     `score` is a share of 1: whether the answer is right, otherwise the task's metric. It is None if
     the metric is no share, such as bits.
     """
     metric, _ = primary_metric(task)
-    for sample in samples:
-        right, cut_off = sample.get("correct"), sample.get("cut_off")
-        score = None
-        if right is not None:
-            right = bool(right)
-            score = float(right)
-        elif not is_measure(metric):
-            number = finite_or_none((sample.get("scores") or {}).get(metric))
-            if number is not None:
-                score = percent_factor(metric) / 100 * number
-        if cut_off is not None:
-            cut_off = bool(cut_off)
-        texts = {name: text_of(sample.get(name)) for name in TEXTS}
-        answer = {"correct": right, "score": score, "cut_off": cut_off}
-        yield {"doc_id": str(sample["doc_id"]), **answer, **texts}
+    right, cut_off = sample.get("correct"), sample.get("cut_off")
+    score = finite_or_none((sample.get("scores") or {}).get(metric))
+    if right is not None:
+        right = bool(right)
+        score = float(right)
+    elif score is not None:
+        score = None if is_measure(metric) else percent_factor(metric) / 100 * score
+    if cut_off is not None:
+        cut_off = bool(cut_off)
+    texts = {name: text_of(sample.get(name)) for name in TEXTS}
+    answer = {"correct": right, "score": score, "cut_off": cut_off}
+    return {"doc_id": str(sample["doc_id"]), **answer, **texts}

@@ -74,8 +74,7 @@ class CellResult:
         metric: The metric of these scores.
         pair: The pair of languages; None for both directions.
         role: The role of the scored model: base, expert or merge.
-        best: True if it is significantly above each other model in the same place, after Holm's
-            correction over them.
+        best: True if it is significantly better than each model that it is compared with.
         marks: The signs of the baselines that it significantly exceeds.
     """
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.benchmarks import find_benchmark
 from pipeline.report.load.contents import Results, score_rows_of
 from pipeline.text import first_few
 
-METRICS = {
-    "exact_match": "exact match",
-    "acc": "accuracy",
-    "chrf++": "chrF++",
-    "pass_at_1": "pass@1",
-}
 MOST_NOTES = 20  # tasks listed by name
 
 
@@ -39,22 +32,10 @@ def task_notes(results: Results) -> list[str]:
     """Return the metric, filter, shots and number of questions of each task."""
     counts: dict[str, set[int]] = {}
     for _, _, row in score_rows_of(results.cells):
-        words = [METRICS.get(row.metric, row.metric)]
-        if row.filter != "none":
-            words.append(row.filter)
-        words.append(f"{row.num_fewshot}-shot")
-        how = f"{title_of(row.task)}: {', '.join(words)}"
-        counts.setdefault(how, set()).add(row.n)
+        how = f"{row.task}: {row.metric}, {row.filter}, {row.num_fewshot}-shot"
+        counts.setdefault(how.replace(", none,", ","), set()).add(row.n)
     notes = []
     for how, sizes in counts.items():
         ends = map(str, sorted({min(sizes), max(sizes)}))
         notes.append(f"{how}, n = {' to '.join(ends)}")
     return notes
-
-
-def title_of(task: str) -> str:
-    """Return the title of a task, such as MGSM or MGSM en cot."""
-    benchmark = find_benchmark(task)
-    if benchmark:
-        return benchmark.title + task.removeprefix(benchmark.name).replace("_", " ")
-    return task

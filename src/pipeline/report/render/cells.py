@@ -5,26 +5,20 @@ These are the lines of cells.csv, cells.md and summary.txt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from pipeline.report.compare import p_text
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.templates import render
 from pipeline.text import align_columns, first_few
 
 MISSING = "—"
-WIDTH, MOST_COMPARED = 120, 8
+WIDTH = 120
 NAMED_AT_MOST = 30  # runs with their names
 COUNTS = "×2: computed from 2 values, for example the mean of the scores of 2 seeds."
 INTERVAL = "Round brackets: 95 % confidence interval over questions."
-BOLD = (
-    "Bold: significantly better than each other model of its column (or row), with p Holm-corrected"
-    " over these models alone; p of the comparisons are corrected over all comparisons, so that"
-    " these can differ from bold."
-)
-HOLM = "p (Holm): corrected over all tested comparisons of the table."
+BOLD = "Bold: significantly better than each model that it is compared with."
 PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, averaged"
@@ -173,8 +167,8 @@ def cells_markdown(results: Results, headline: str, notes: Sequence[str]) -> str
 def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]) -> str:
     """Return the text of summary.txt, as stage=table prints it.
 
-    It has the headline, the cells in columns, the first comparisons, and the meaning of the marks.
-    Cells have their intervals if the lines are then not too wide.
+    It has the headline, the cells in columns, and the meaning of the marks. Cells have their
+    intervals if the lines are then not too wide.
     """
     heads = ["", *results.columns]
     right = range(1, len(heads))
@@ -184,44 +178,15 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
         has_interval = False
     if not has_interval:
         table = align_columns([heads, *cell_texts(results)], right)
-    comparisons = comparison_lines(results.contrasts)
     notes = legend(results, PUBLISHED)
     if has_interval:
         notes.insert(0, INTERVAL)
-    if comparisons:
-        notes.append(HOLM)
     reasons = [*missing_lines(results), *marks]
     texts = []
-    for part in ([results.title, *headline], table, comparisons, notes, reasons):
+    for part in ([results.title, *headline], table, notes, reasons):
         if part:
             texts.append("\n".join(line.rstrip() for line in part))
     return "\n\n".join(texts) + "\n"
-
-
-def comparison_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the first comparisons, each with its interval, and p before and after correction."""
-    tested = [line for line in lines if line["p_holm"] is not None]
-    first = sorted(tested, key=lambda line: not line["primary"])[:MOST_COMPARED]
-    if not first:
-        return []
-    heads = ["difference", "in", "points", "95 % interval", "p", "p (Holm)"]
-    rows = [comparison_row(line) for line in first]
-    aligned = align_columns([heads, *rows], range(2, len(heads)))
-    if len(tested) > len(first):
-        aligned.append(f"and {len(tested) - len(first)} more, in contrasts.csv")
-    return aligned
-
-
-def comparison_row(line: Mapping[str, Any]) -> list[str]:
-    low, high = line["low"], line["high"]
-    return [
-        f"{line['left']} - {line['right']}",
-        line["place"],
-        f"{line['difference']:+.1f}",
-        f"{low:+.1f} to {high:+.1f}",
-        p_text(line["p"]).removeprefix("= "),
-        p_text(line["p_holm"]).removeprefix("= "),
-    ]
 
 
 def missing_lines(results: Results) -> list[str]:

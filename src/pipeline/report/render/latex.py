@@ -16,7 +16,7 @@ def cells_latex(results: Results) -> str:
     """
     captions = [results.title.rstrip(".") + "."]
     if any(cell.best for cell in results.cells):
-        captions.append(BOLD.partition(",")[0] + ".")
+        captions.append(BOLD)
     captions += baseline_notes(results)
     return render(
         "table.tex.j2",
