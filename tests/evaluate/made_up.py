@@ -117,14 +117,16 @@ def choice(*tasks: EvalTask, **knobs: Any) -> Eval:
     return Eval(name="made up", tasks=list(tasks), **({"batch_size": 4} | knobs))
 
 
-def run_of(folder: Path, checkpoint: Path, data_root: Path, *tasks: EvalTask, **knobs: Any) -> Run:
+def run_of(
+    folder: Path, checkpoint: Path, data_root: Path | None, *tasks: EvalTask, **knobs: Any
+) -> Run:
     """Return an eval run as the stage gets it. `languages` and `redo` are the stage's own knobs."""
     own = {name: knobs.pop(name) for name in ("languages", "redo") if name in knobs}
     config = EvalStage(
         stage="eval",
         runs_dir=str(folder / "runs"),
         eval=choice(*tasks, **knobs),
-        data_root=str(data_root),
+        data_root=str(data_root) if data_root else None,
     )
     config = replace(config, **({"languages": ["en", "qac"]} | own))
     return Run(

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import datasets
 import forked
 import lm_eval.tasks
 import pytest
@@ -33,6 +34,7 @@ from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.score import score_tasks
 from pipeline.evaluate.stage import make
 from pipeline.evaluate.tasks import task_specs
+from pipeline.hub import reach
 from pipeline.hub.lock import Lock
 from pipeline.launch.plan_file import Task
 from pipeline.launch.work import Session
@@ -78,7 +80,7 @@ ROWS: dict[str, tuple[dict[str, int], Any]] = {  # task -> rows of each split, a
     "arc_easy": ({"test": 7, "train": 3, "validation": 2}, arc),
     "gsm8k": ({"test": 6, "train": 6}, gsm8k),
     "wikitext": (
-        {"test": 3},
+        {"test": 3, "train": 1, "validation": 1},
         lambda number: {"page": f" = Page {number} = \n\n It has {number} words , no more . \n"},
     ),
     "lambada_openai": ({"test": 5}, lambda number: {"text": f"{number} and {number} and {number}"}),
@@ -129,13 +131,27 @@ def nothing_included() -> Iterator[None]:
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the rows of each task, and let `datasets` read them in place of the Hub's."""
+    folders = {}
     for task, (splits, row) in ROWS.items():
+        stock = file_of(members(task)[0]).body
+        folders[stock["dataset_path"], stock.get("dataset_name")] = tmp_path / f"rows/{task}"
         for split, count in splits.items():
             write_rows(
-                tmp_path / f"rows/harness/{task}/{split}.jsonl",
+                tmp_path / f"rows/{task}/{split}.jsonl",
                 [row(len(split) + index) for index in range(count)],
             )
+    real = datasets.load_dataset
+
+    def load(path: str, name: str | None = None, **given: Any) -> Any:
+        if (path, name) not in folders:
+            return real(path, name, **given)
+        files = sorted(folders[path, name].glob("*.jsonl"))
+        return real("json", data_files={file.stem: str(file) for file in files})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(reach, "refusal_of_set", lambda repository: None)
     return tmp_path / "rows"
 
 
@@ -152,7 +168,7 @@ def scored(
     run = run_of(
         folder,
         tiny,
-        folder / "rows",
+        None,
         asked(task, shots),
         languages=["en"],
         dtype="float32",
@@ -181,11 +197,8 @@ def stock_scores(
 
     The result has scores, and each question's prompt and response.
     """
-    files = {split: str(data_root / f"harness/{task}/{split}.jsonl") for split in ROWS[task][0]}
+    files = {split: str(data_root / f"{task}/{split}.jsonl") for split in ROWS[task][0]}
     here = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
-    absent: dict[str, Any] = {"xnli_sw": {"test_split": None}, "wikitext": {"training_split": None}}
-    absent["wikitext"] |= {"validation_split": None}
-    absent["lambada_openai"] = absent["wikitext"]
     folder.mkdir()
     for part in members(task):
         stock = dict(file_of(part).body)
@@ -193,7 +206,6 @@ def stock_scores(
             "include": str(harness_index().tasks[part]),
             "task": f"{part}_here",
             **here,
-            **absent.get(task, {}),
         }
         if stock["output_type"] == "generate_until":
             body["generation_kwargs"] = {**stock["generation_kwargs"], "max_gen_toks": 12}
@@ -229,7 +241,7 @@ def test_scores_are_the_harness_own(
     knobs: dict[str, Any] = {"dtype": "float32", "languages": [where], "max_gen_toks": 12}
     work = tmp_path / "work"
     work.mkdir()
-    make(run_of(tmp_path, tiny, rows, asked(task, shots), **knobs), work, Notes())  # type: ignore[arg-type]
+    make(run_of(tmp_path, tiny, None, asked(task, shots), **knobs), work, Notes())  # type: ignore[arg-type]
     scored = json.loads((work / "scores.json").read_text())["rows"]
     whole = [row for row in scored if row["metric"] != "cut_off" and not row["subject"]]
     ours = {f"{row['metric']},{row['filter']}": row["value"] for row in whole}
@@ -264,7 +276,7 @@ def test_scores_are_the_harness_own(
         assert {line["correct"] for line in lines} == {None}
     if task == "winogrande":  # its options are two prompts
         for line, stored in zip(
-            lines, read_jsonl(rows / "harness/winogrande/validation.jsonl"), strict=True
+            lines, read_jsonl(rows / "winogrande/validation.jsonl"), strict=True
         ):
             assert line["loglikelihoods"].keys() == {"1: are here", "2: are here"}
             assert line["correct"] == (line["response"][0] == stored["answer"])
@@ -293,7 +305,7 @@ def test_a_group_is_aggregated_as_the_harness_does(
     own, files = tmp_path / "own", {}
     own.mkdir()
     for name, count in (("small", 3), ("large", 7)):
-        files[name] = tmp_path / f"rows/harness/sums_{name}/test.jsonl"
+        files[name] = own / f"{name}.jsonl"
         write_rows(
             files[name], [{"text": f"{number} and", "label": number % 2} for number in range(count)]
         )
@@ -441,12 +453,8 @@ def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
             "boolq",
             0,
             {},
-            (
-                r"boolq: .*harness/boolq/validation.jsonl is missing. Write the rows of its split"
-                r" there"
-            ),
+            "boolq is a task of the harness, and data_root=.* has no rows of it. Name its rows",
         ),
-        ("gsm8k", 1, {}, r"gsm8k: .*harness/gsm8k/train.jsonl is missing"),
         ("humaneval", 0, {}, "humaneval runs the model's programs without a sandbox. Score mbpp"),
         (
             "arc_easy",
@@ -458,11 +466,10 @@ def test_any_number_of_exemplars_is_an_option(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_scored_is_refused(
-    task: str, shots: int, knobs: dict[str, Any], why: str, rows: Path, tmp_path: Path
+    task: str, shots: int, knobs: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    (rows / "harness/gsm8k/train.jsonl").unlink()
     with pytest.raises(PipelineError, match=why):
-        task_specs(choice(asked(task, shots), **knobs), ["en"], rows, tmp_path / "tasks")
+        task_specs(choice(asked(task, shots), **knobs), ["en"], tmp_path, tmp_path / "tasks")
 
 
 PLAIN = {
@@ -484,14 +491,15 @@ CHOICES = {
 
 
 def write_own(folder: Path, task: str, **keys: Any) -> Path:
-    """Write a user-defined task with three questions below rows/."""
+    """Write a user-defined task with three questions."""
     own = folder / "own"
     own.mkdir(exist_ok=True)
-    body = {"task": task, **PLAIN, **keys}
+    files = {"data_files": {"test": str(own / f"{task}.jsonl")}}
+    body = {"task": task, **PLAIN, "dataset_kwargs": files, **keys}
     lines = yaml.safe_dump({key: value for key, value in body.items() if value is not None})
     (own / f"{task}.yaml").write_text(re.sub(r"'(!function [\w.]+)'", r"\1", lines))
     rows = [{"text": f"{number} and", "label": str(number)} for number in range(3)]
-    write_rows(folder / f"rows/harness/{task}/test.jsonl", rows)
+    write_rows(own / f"{task}.jsonl", rows)
     return own
 
 
@@ -519,9 +527,7 @@ def test_an_own_task_that_would_count_all_answers_as_wrong_is_refused(
 ) -> None:
     """The harness takes the misspelt name of a column as text, and only warns of wrong labels."""
     include(str(write_own(tmp_path, "own_sum", **keys)))
-    definitions = task_specs(
-        choice(asked("own_sum", 0)), ["en"], tmp_path / "rows", tmp_path / "tasks"
-    )
+    definitions = task_specs(choice(asked("own_sum", 0)), ["en"], None, tmp_path / "tasks")
     with pytest.raises(PipelineError, match=message) if message else nullcontext():
         assert len(load_tasks(definitions, Lock())) == 1
 
@@ -538,7 +544,7 @@ def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(
         f"eval.include_path={own}",
         "languages=[en]",
     ]
-    words += [f"data_root={tmp_path / 'rows'}", f"runs_dir={tmp_path / 'runs'}"]
+    words += [f"runs_dir={tmp_path / 'runs'}"]
     with pytest.raises(
         PipelineError,
         match=r"own_sum of eval.include_path=.* runs Python: own_sum.yaml has !function",
@@ -573,7 +579,7 @@ def test_files_that_no_hash_knows_are_refused(tmp_path: Path, tiny: Path) -> Non
         f"eval.include_path={own}",
         "languages=[en]",
     ]
-    words += [f"data_root={tmp_path / 'rows'}", f"runs_dir={tmp_path / 'runs'}"]
+    words += [f"runs_dir={tmp_path / 'runs'}"]
     with pytest.raises(
         PipelineError, match=r"own_sum includes .*/common.yaml, outside of eval.include_path="
     ):
@@ -593,11 +599,9 @@ def test_repeats_and_filters_are_the_tasks_own(tmp_path: Path, tiny: Path) -> No
     filters = [
         {"name": "vote", "filter": [{"function": "majority_vote"}, {"function": "take_first"}]}
     ]
-    rows = tmp_path / "rows/harness/own_vote/test.jsonl"
-    kwargs = {"dataset_kwargs": {"data_files": {"test": str(rows)}}, "repeats": 2}
     generation = {"until": [" "], "max_gen_toks": 3}
     own = write_own(
-        tmp_path, "own_vote", filter_list=filters, generation_kwargs=generation, **kwargs
+        tmp_path, "own_vote", filter_list=filters, generation_kwargs=generation, repeats=2
     )
     include(str(own))
     _, (row, *_) = scored(tmp_path, tiny, "own_vote")
@@ -621,7 +625,6 @@ def test_commands_of_one_process_may_name_a_task_alike(tmp_path: Path, tiny: Pat
         own = write_own(tmp_path / name, "own_alike", doc_to_text=text)
         words = {
             "languages": ["en"],
-            "data_root": tmp_path / name / "rows",
             "runs_dir": tmp_path / "runs",
         }
         frame = evaluate(
@@ -696,9 +699,7 @@ def test_what_has_another_answer_each_time_is_refused(tmp_path: Path, tiny: Path
     include(str(write_own(tmp_path, "own_drawn", generation_kwargs=how)))
     work = tmp_path / "work"
     work.mkdir()
-    run = run_of(
-        tmp_path, tiny, tmp_path / "rows", asked("own_drawn", 0), languages=["en"], dtype="float32"
-    )
+    run = run_of(tmp_path, tiny, None, asked("own_drawn", 0), languages=["en"], dtype="float32")
     with pytest.raises(PipelineError, match="do_sample .* Set eval.temperature"):
         make(run, work, Notes())  # type: ignore[arg-type]
     drawn = replace(run, config=replace(run.config, eval=replace(run.config.eval, temperature=1.5)))
@@ -809,9 +810,8 @@ def test_bad_own_tasks_are_refused(keys: dict[str, Any], why: str, tmp_path: Pat
     (own / "own.py").write_text(functions)
     include(str(own))
     with pytest.raises(PipelineError, match=why):
-        root, folder = tmp_path / "rows", tmp_path / "tasks"
         settings = choice(asked("own_bad", 0), run_code=run_code)
-        definitions = task_specs(settings, ["en"], root, folder)
+        definitions = task_specs(settings, ["en"], None, tmp_path / "tasks")
         score_tasks(
             Scripted(),
             definitions,
@@ -984,7 +984,6 @@ def test_variables_of_a_chat_template_are_the_harness_own(tmp_path: Path, tiny: 
     ]
     plain = [
         *words,
-        f"data_root={tmp_path / 'rows'}",
         f"runs_dir={tmp_path / 'runs'}",
         "eval.chat_template=true",
     ]
@@ -1049,13 +1048,8 @@ def task_hash(tmp_path: Path, tiny: Path, own: Path, task: str = "own_sum") -> s
 def test_only_files_that_a_task_reads_change_its_hash(tmp_path: Path, tiny: Path) -> None:
     """Not a file of another task beside it; but its own file, what that includes, and its rows."""
     own = write_own(tmp_path, "own_sum", include="common.yaml", doc_to_text=None)
-    rows = write_own(tmp_path, "own_other") / "rows.jsonl"
+    rows = write_own(tmp_path, "own_other") / "own_sum.jsonl"
     (own / "common.yaml").write_text("doc_to_text: text\n")
-    rows.write_text(json.dumps({"text": "1 and", "label": "1"}) + "\n")
-    with_rows = {"dataset_kwargs": {"data_files": {"test": str(rows)}}}
-    (own / "own_sum.yaml").write_text(
-        (own / "own_sum.yaml").read_text() + yaml.safe_dump(with_rows)
-    )
     first = task_hash(tmp_path, tiny, own)
     (own / "own_other.yaml").write_text((own / "own_other.yaml").read_text() + "# changed\n")
     (own / "notes.txt").write_text("a file of nobody\n")

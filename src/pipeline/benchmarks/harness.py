@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.benchmarks.benchmark import Ask, Benchmark, Kind, TaskSpec
-from pipeline.benchmarks.local_files import Missing, Row, rows_of
-from pipeline.benchmarks.task_files import read_from, write_task
+from pipeline.benchmarks.local_files import Missing, Row
+from pipeline.benchmarks.task_files import write_task
 from pipeline.benchmarks.task_safety import (
     folder_of_rows,
     outside_paths,
@@ -54,7 +54,6 @@ NO_SHARES = (
     "likelihood_diff",
 )
 LOWER = (*NO_SHARES, "brier_score")  # lower is better, unless a task says otherwise
-SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for plans
 
 
@@ -83,7 +82,6 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
         if aggregates:
             metric = aggregates[0]["metric"]
             filters = [*(aggregates[0].get("filter_list") or []), *filters]
-    files = tuple(f"harness/{name}/*.jsonl" for name in dict.fromkeys([task, *parts]))
     choices = None
     if kind == "choice" and len(parts) == 1:
         choices = body.get("doc_to_choice")
@@ -99,7 +97,6 @@ def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
         questions=ASSUMED_QUESTIONS * len(parts),
         choices=len(choices) if isinstance(choices, list) else 0,
         tokens=ASSUMED_TOKENS,
-        built_from=files,
         of_harness=True,
         one_set=True,
         lower_is_better=lower,
@@ -136,21 +133,21 @@ def group_metrics(group: str) -> list[Row]:
 
 
 def define(ask: Ask) -> list[TaskSpec]:
-    """Write a task's file with the few-shot examples and rows of the request.
+    """Write a task's file with the few-shot examples of the request.
 
     A group has a file for each of its tasks.
     """
-    task, index = ask.task, harness_index()
+    task = ask.task
     if ask.split != "test":
         raise PipelineError(
             f"eval.split={ask.split}: {task} scores the harness' split. Leave it out."
         )
-    if task in index.tasks:
+    if task in harness_index().tasks:
         return [write_task(ask, task_body(ask, task))]
     metrics = check_group(task)
     specs = []
     for part in members(task):
-        body = task_body(ask, part, task)
+        body = task_body(ask, part)
         specs.append(write_task(ask, body, group=task, part=part, aggregates=metrics))
     return specs
 
@@ -159,7 +156,7 @@ def check_group(group: str) -> list[Row]:
     """Return the metrics of a group.
 
     Raises:
-        PipelineError: the group has no score.
+        PipelineError: the group has no score, or includes a file outside its folder.
     """
     parts = members(group)
     remedy = f"List its tasks, {name_tasks(parts)}."
@@ -169,18 +166,14 @@ def check_group(group: str) -> list[Row]:
     kinds = {file_of(part).body.get("output_type", "generate_until") for part in parts}
     if len(kinds) > 1:
         raise PipelineError(f"The group {group} has tasks of several kinds. {remedy}")
+    included = included_folder(group)
+    if included:
+        refuse_includes_outside(group, file_of(group), included)
     return metrics
 
 
-def task_body(ask: Ask, task: str, group: str = "") -> Row:
+def task_body(ask: Ask, task: str) -> Row:
     """Return the content of a task's file that changes its stock file.
-
-    A user-defined task that names its files reads them, unless data_root has rows of the task.
-
-    Args:
-        ask: the request.
-        task: the task.
-        group: its group.
 
     Raises:
         PipelineError: the task scores no data, or would run code without consent.
@@ -191,29 +184,25 @@ def task_body(ask: Ask, task: str, group: str = "") -> Row:
     check_task(ask, task, file, task_file)
     body: Row = {"include": [str(file)]}
     included = included_folder(task)
-    rows_folder = folder_of_task(ask, task, group)
-    names_rows = included and data_files(stock)
-    reads_own_rows = names_rows and not (rows_folder and rows_folder.is_dir())
-    local = ask.data_root is not None and not reads_own_rows
     if included:
         check_included(ask, task, task_file, included)
-        if group:
-            refuse_includes_outside(group, file_of(group), included)
-        if not local:
-            refuse_files_outside(task, stock, included)
         content = content_hash([*files_of_task(task)], included)
         body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": content}
+    has_own_rows = included and data_files(stock)
+    if ask.data_root and not has_own_rows:
+        raise Missing(
+            f"{task} is a task of the harness, and data_root={ask.data_root} has no rows of it."
+            f" Name its rows in a task file of eval.include_path, give {task} another data_root"
+            " (null: the Hub), or leave it out."
+        )
+    if (stock.get("dataset_kwargs") or {}).get("trust_remote_code"):
+        raise PipelineError(
+            f"{task}: its data set on the Hub is a program, which is not run. Name its rows in a"
+            " task file of eval.include_path."
+        )
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
         kwargs = stock.get("generation_kwargs") or {}
         body["generation_kwargs"] = {**kwargs, "max_gen_toks": ask.max_gen_toks}
-    if local:
-        assert rows_folder
-        body |= local_splits(ask, task, rows_folder, stock)
-    elif (stock.get("dataset_kwargs") or {}).get("trust_remote_code"):
-        raise PipelineError(
-            f"{task}: its data set on the Hub is a program, which is not run. Give data_root with"
-            f" harness/{task}/{scored_split(stock)}.jsonl."
-        )
     return body
 
 
@@ -254,6 +243,7 @@ def check_included(ask: Ask, task: str, task_file: TaskFile, included: Path) -> 
                 " remove that key."
             )
     refuse_includes_outside(task, task_file, included)
+    refuse_files_outside(task, task_file.body, included)
 
 
 def refuse_includes_outside(name: str, task_file: TaskFile, folder: Path) -> None:
@@ -278,80 +268,22 @@ def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
     if outside:
         raise PipelineError(
             f"{task} reads {outside}, outside of eval.include_path={folder}, whose content"
-            " identifies a run. Move it there and name it from the working directory, or give"
-            f" data_root with harness/{task}/{scored_split(stock)}.jsonl."
+            " identifies a run. Move it there and name it from the working directory."
         )
 
 
-def folder_of_task(ask: Ask, task: str, group: str) -> Path | None:
-    """Return the folder of data_root with a task's rows: the task's, or else its group's."""
-    if ask.data_root is None:
-        return None
-    folder = ask.data_root / "harness" / task
-    of_group = ask.data_root / "harness" / group
-    return of_group if group and of_group.is_dir() and not folder.is_dir() else folder
-
-
-def scored_rows(task: str, data_root: Path | None) -> Path | None:
-    """Return the local file of the rows that a task of the harness scores, or None."""
+def scored_rows(task: str) -> Path | None:
+    """Return the local file of the rows that a user-defined task scores, or None."""
     if task not in harness_index().tasks:
         return None
     stock = file_of(task).body
-    split = scored_split(stock)
-    files = []
-    if data_root:
-        files.append(data_root / "harness" / task / f"{split}.jsonl")
     own_file = data_files(stock)
     if isinstance(own_file, dict):
-        own_file = own_file.get(split)
-    if isinstance(own_file, str) and own_file:
-        files.append(Path(own_file))
-    for file in files:
-        if file.is_file() and file.suffix == ".jsonl":
-            return file
+        own_file = own_file.get(scored_split(stock))
+    if isinstance(own_file, str) and own_file.endswith(".jsonl") and Path(own_file).is_file():
+        return Path(own_file)
     return None
 
 
 def scored_split(stock: Row) -> Any:
     return stock.get("test_split") or stock.get("validation_split")
-
-
-def local_splits(ask: Ask, task: str, folder: Path, stock: Row) -> Row:
-    """Return the keys that point a task's splits to data_root/harness/TASK/SPLIT.jsonl.
-
-    Splits without a file are removed.
-
-    Args:
-        ask: the request.
-        task: the task.
-        folder: the folder of its rows.
-        stock: the content of its file.
-
-    Raises:
-        Missing: the file of the scored split or of the few-shot examples is missing.
-    """
-    named_splits = {key: stock[key] for key in SPLITS if stock.get(key)}
-    files = {}
-    for split in named_splits.values():
-        file = folder / f"{split}.jsonl"
-        if file.is_file():
-            files[split] = file
-    needed_splits = [scored_split(stock)]
-    if ask.num_fewshot and not (stock.get("fewshot_config") or {}).get("samples"):
-        by_priority = ("fewshot_split", "training_split", *SPLITS)
-        needed_splits.append(next(filter(None, map(named_splits.get, by_priority))))
-    for split in needed_splits:
-        if split not in files:
-            raise Missing(
-                f"{task}: {folder / split}.jsonl is missing. Write the rows of its split there,"
-                f" give {task} another data_root (null: the Hub), or leave it out."
-            )
-    rows_of(files[scored_split(stock)], {})  # raises for broken rows
-    body: Row = {"include": [str(harness_index().tasks[task])]}
-    read_from(body, **files)
-    for key, split in named_splits.items():
-        if split not in files:
-            body[key] = None
-    if "custom_dataset" in stock:
-        body["custom_dataset"] = None
-    return body

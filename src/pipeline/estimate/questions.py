@@ -65,7 +65,7 @@ def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
     """Return the local file of a task's questions, or None if it is not on this disk."""
     benchmark = benchmark_of(task.task)
     root = run.parents.get("data_root")
-    if root is None or benchmark.built_from:
+    if root is None or benchmark.built_from or benchmark.of_harness:
         return None
     files = {path.stem: path for path in benchmark.files(root.folder, language)}
     names = {"test": ("test", "devtest"), "dev": ("development", "dev")}
@@ -92,7 +92,7 @@ def count_questions(run: Evaluation, task: EvalTask, language: str, limited: boo
     benchmark = benchmark_of(task.task)
     file = scored_file(run, task, language)
     if benchmark.of_harness:
-        file = scored_rows(task.task, root.folder if root else None)
+        file = scored_rows(task.task)
     count = benchmark.questions
     if file:
         count = count_lines(file)

@@ -63,7 +63,7 @@ def tell_scored(runs: Sequence[Run]) -> None:
             name = task.task
             if benchmark and not benchmark.of_harness:
                 name = benchmark.name
-            place = scored_rows(task.task, root) or root
+            place = scored_rows(task.task) or root
             scored[name] = str(place.absolute()) if place else ""
     for run in runs:
         if isinstance(run.config, DataStage) and run.config.expert.is_own:
