@@ -1,6 +1,6 @@
-"""Merge methods and benchmarks of other packages.
+"""Merge methods of other packages.
 
-Four examples, built and unpacked as pip would; and broken ones.
+Three examples, built and unpacked as pip would; and broken ones.
 """
 
 import json
@@ -16,10 +16,7 @@ import pytest
 import torch
 from as_torch import as_torch
 from fixture_types import Make
-from made_up import likelihood, write_rows
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline import benchmarks
 from pipeline.__main__ import main
 from pipeline.config import extensions
 from pipeline.config.compose import compose
@@ -48,8 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def forget() -> None:
     """Forget what a process has read of installed packages."""
-    for cached in (extensions.extensions, benchmarks._of_package):
-        cached.cache_clear()
+    extensions.extensions.cache_clear()
     for name in [name for name in sys.modules if name.startswith("example_")]:
         del sys.modules[name]
 
@@ -167,52 +163,6 @@ def test_the_version_is_of_the_hash(
         "packages"
         not in build(compose(merge_words(models, "merge=soup", "merge.base=null"))).decided_by
     )  # type: ignore[arg-type]
-
-
-def right_answers(folder: Path, rows: list[dict[str, int]]) -> int:
-    """By transformers alone."""
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(folder).eval(),
-        AutoTokenizer.from_pretrained(folder),
-    )
-    prompts = [f"{row['number']} is" for row in rows]
-    pairs = [
-        [likelihood(model, tokenizer, prompt, f" {word}") for word in ("even", "odd")]
-        for prompt in prompts
-    ]
-    return sum((odd > even) == row["label"] for (even, odd), row in zip(pairs, rows, strict=True))
-
-
-def test_a_benchmark(
-    built: Path,
-    install: Callable[[Path], None],
-    tiny: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    install(built)
-    rows = [{"number": number * 37 % 101, "label": number * 37 % 101 % 2} for number in range(10)]
-    write_rows(tmp_path / "data/parity/sw/test.jsonl", rows)
-    words = [
-        "stage=eval",
-        "eval=mgsm_0shot",
-        "eval.name=parity",
-        "eval.tasks=[{task: parity, num_fewshot: 0}]",
-    ]
-    words += [
-        f"checkpoint={tiny}",
-        f"data_root={tmp_path / 'data'}",
-        "languages=[sw]",
-        f"runs_dir={tmp_path / 'runs'}",
-    ]
-    assert main([*words, "tracking.mode=disabled"]) == 0
-    folder = Path(capfd.readouterr().out.strip())
-    (row,) = json.loads((folder / "scores.json").read_text())["rows"]
-    assert (row["metric"], row["n"], row["value"]) == ("acc", 10, right_answers(tiny, rows) / 10)
-    manifest = read_manifest(folder)
-    assert manifest and manifest.decided_by["packages"] == {"parity": "example-parity 2.1"}
-    assert main([*(word.replace("parity,", "parit,") for word in words)]) == 1
-    assert "The task 'parit' is unknown. Did you mean parity?" in capfd.readouterr().err
 
 
 # --- what is broken ---

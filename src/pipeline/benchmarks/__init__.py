@@ -8,16 +8,12 @@ its start, so functions import NumPy, torch and the harness themselves.
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import replace
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 from pipeline.benchmarks.benchmark import Benchmark, Kind
 from pipeline.benchmarks.described import read_benchmark
 from pipeline.benchmarks.harness import harness_benchmark
-from pipeline.config.extensions import BENCHMARKS as ENTRY_POINTS
-from pipeline.config.extensions import extensions, outside_core, package_of
 from pipeline.config.harness_tasks import harness_index
 from pipeline.errors import PipelineError, close_matches
 
@@ -35,20 +31,7 @@ def find_benchmark(task: str) -> Benchmark | None:
     for benchmark in BENCHMARKS.values():
         if task in benchmark.tasks:
             return benchmark
-    return _of_package(task) or harness_benchmark(task)
-
-
-@cache
-def _of_package(task: str) -> Benchmark | None:
-    """Return the benchmark of another package whose name is the task or the task's beginning."""
-    names = [name for name in extensions(ENTRY_POINTS) if f"{task}_".startswith(f"{name}_")]
-    if not names:
-        return None
-    name = max(names, key=len)
-    record: Benchmark = outside_core(ENTRY_POINTS, name)
-    if task not in record.tasks:
-        return None
-    return replace(record, package=package_of(ENTRY_POINTS, name))
+    return harness_benchmark(task)
 
 
 def benchmark_of(task: str) -> Benchmark:
@@ -63,7 +46,6 @@ def benchmark_of(task: str) -> Benchmark:
     known: list[str] = []
     for item in BENCHMARKS.values():
         known += item.tasks
-    known += extensions(ENTRY_POINTS)
     index = harness_index()
     near = close_matches(task, [*known, *index.tasks, *index.groups])
     remedy = f"Give a task of the harness, or one such as {', '.join(known[:4])}."

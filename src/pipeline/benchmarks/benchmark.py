@@ -15,7 +15,6 @@ from typing import Literal
 from pipeline.benchmarks.local_files import Row
 from pipeline.config.data import Source
 from pipeline.config.task_yaml import read_task
-from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
 Kind = Literal["choice", "number", "translation", "program", "text", "answer"]
@@ -66,7 +65,6 @@ class Benchmark:
         built_from: files below data_root, {code} a language, if it has no folder.
         compared: for `built_from`, file -> the number of first rows that are compared with training
             data.
-        package: name and version of the package that defines it, part of an evaluation's hash.
         of_harness: only a task file of the harness defines it.
         one_set: it has one test set for all languages.
     """
@@ -100,18 +98,8 @@ class Benchmark:
     text_files: tuple[str, ...] = ()
     built_from: tuple[str, ...] = ()
     compared: Mapping[str, int] = field(default_factory=dict)
-    package: str = ""
     of_harness: bool = False
     one_set: bool = False
-
-    def __post_init__(self) -> None:
-        if self.of_harness:
-            return
-        if (self.kind == "choice") != (self.choices > 1):
-            raise PipelineError(
-                f"benchmark {self.name}: kind={self.kind} has choices={self.choices}. Give 2 or"
-                " more for kind=choice, and 0 for other kinds."
-            )
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Stages, merge methods, backends and benchmarks outside of the core.
+"""Stages, merge methods and backends outside of the core.
 
 They are found by the entry points of installed packages, and of extras/ in this package. A package
 is imported when one of its names is used.
@@ -13,7 +13,6 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 MERGE_METHODS = "cross_lingual_merging.merge_methods"
-BENCHMARKS = "cross_lingual_merging.benchmarks"
 STAGES = "cross_lingual_merging.stages"
 EXPORTS = "cross_lingual_merging.exports"
 BACKENDS = "cross_lingual_merging.backends"  # modules with versions() and backend(Eval, folder)

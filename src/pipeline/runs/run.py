@@ -16,10 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from pipeline.benchmarks import find_benchmark
 from pipeline.config.knob import identity
 from pipeline.config.merging import Merge
-from pipeline.config.stages import DataStage, EvalStage, RunStage
+from pipeline.config.stages import DataStage, RunStage
 from pipeline.files import content_hash
 from pipeline.hub.addresses import without_credentials
 from pipeline.models.files import DECIDING, IDENTIFYING_SUFFIXES
@@ -213,14 +212,6 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     merge = getattr(config, "merge", None)
     if isinstance(merge, Merge):
         decided = merge.beyond_knobs()
-    if isinstance(config, EvalStage):
-        packages = {}
-        for task in config.eval.tasks:
-            benchmark = find_benchmark(task.task)
-            if benchmark and benchmark.package:
-                packages[task.task] = benchmark.package
-        if packages:
-            decided["packages"] = decided.get("packages", {}) | packages
     return decided
 
 
