@@ -184,7 +184,6 @@ def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store)
         unanswered = requests
     if unanswered:
         refuse_too_long(spec.name, tokens_needed(lm, requests), lm.max_length)
-    answers.wanted = {digest(key_of(request)) for request in unanswered}
     return Asked(spec, task, rows, requests, answers, unanswered)
 
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -106,22 +106,19 @@ class Answers:
         together: Whether answers depend on each other. If so, they are written when all are
             computed, otherwise each at once.
         found: Answers by the digests of their requests.
-        wanted: The digests of the requests that are being answered.
     """
 
     file: Path
     together: bool
     found: dict[str, Any]
-    wanted: set[str] = field(default_factory=set)
 
     def look_up(self, request: tuple[Any, ...]) -> Any:
         return self.found.get(digest(request))
 
     def add(self, key: str, answer: Any) -> bool:
-        """Store an answer and return True, if its request is wanted and has no answer yet."""
-        if key not in self.wanted:
+        """Store an answer and return True, if its request has no answer yet."""
+        if key in self.found:
             return False
-        self.wanted.remove(key)
         self.found[key] = answer
         if not self.together:
             self.write([(key, answer)])
