@@ -21,6 +21,7 @@ from pipeline.benchmarks.task_safety import (
     why_unsafe,
 )
 from pipeline.config.harness_tasks import (
+    Index,
     file_of,
     files_of_task,
     harness_index,
@@ -66,7 +67,7 @@ def harness_benchmark(task: str) -> Benchmark | None:
 
 
 @cache
-def _benchmark(task: str, state: tuple[str, ...]) -> Benchmark | None:
+def _benchmark(task: str, state: tuple[Index, ...]) -> Benchmark | None:
     index = harness_index()
     if task not in index.tasks and task not in index.groups:
         return None

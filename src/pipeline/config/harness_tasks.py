@@ -19,12 +19,10 @@ from pipeline.config.task_yaml import (
     TaskFile,
     load_plain,
     local_rows,
-    parts_of,
     read_task,
     shipped_folder,
 )
 from pipeline.errors import PipelineError
-from pipeline.files import content_hash
 
 WORD = r"[^\s\"'#]"
 # each part begins with what the part before cannot contain, so that a search takes linear time
@@ -54,9 +52,9 @@ NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # name of a user-
 MOST_NAMED = 10  # tasks in a message
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Index:
-    """The tasks and groups in the files below one folder.
+    """The tasks and groups in the files below one folder, as they were when it was read.
 
     It maps a task or group to its YAML file.
     """
@@ -68,9 +66,7 @@ class Index:
         return name in self.tasks or name in self.groups
 
 
-_included: dict[
-    Path, tuple[str, Index]
-] = {}  # folder of eval.include_path -> digest of its files, and its tasks
+_included: dict[Path, Index] = {}  # folder of eval.include_path -> its tasks
 
 
 def index(folder: Path) -> Index:
@@ -113,8 +109,7 @@ def include(folder: str) -> None:
             f"eval.include_path={folder} is not a folder. Name the folder with your task files"
             " (*.yaml)."
         )
-    digest = content_hash([*parts_of(path)], path)
-    if path in _included and _included[path][0] == digest:
+    if path in _included:
         return
     own_index = index(path)
     if not own_index.tasks:
@@ -123,8 +118,6 @@ def include(folder: str) -> None:
         raise PipelineError(
             f"eval.include_path={folder} has no task. Name a folder of YAML files with task: NAME."
         )
-    _included.pop(path, None)
-    forget_names()
     for name in (*own_index.tasks, *own_index.groups):
         if not NAME.fullmatch(name):
             raise PipelineError(
@@ -135,7 +128,7 @@ def include(folder: str) -> None:
             raise PipelineError(
                 f"eval.include_path={folder}: the name {name} exists already. Rename the task."
             )
-    _included[path] = digest, own_index
+    _included[path] = own_index
     forget_names()
 
 
@@ -156,7 +149,7 @@ def forget_names() -> None:
 
 def included_folder(task: str) -> Path | None:
     """Return the folder of eval.include_path that defines a task or group, or None."""
-    return next((path for path, (_, part) in _included.items() if task in part), None)
+    return next((path for path, part in _included.items() if task in part), None)
 
 
 def files_of_task(name: str) -> tuple[Path, ...]:
@@ -179,16 +172,16 @@ def files_of_task(name: str) -> tuple[Path, ...]:
     return tuple(sorted(file for file in resolved if folder in file.parents))
 
 
-def included_state() -> tuple[str, ...]:
-    """Return the digests of the files that eval.include_path has added."""
-    return tuple(digest for digest, _ in _included.values())
+def included_state() -> tuple[Index, ...]:
+    """Return what eval.include_path has added, as a part of the keys of caches."""
+    return tuple(_included.values())
 
 
 @cache
 def harness_index() -> Index:
     """Return all known tasks, of the installed harness and of eval.include_path."""
     result = Index()
-    for part in (shipped(), *(own_index for _, own_index in _included.values())):
+    for part in (shipped(), *_included.values()):
         result.tasks.update(part.tasks)
         result.groups.update(part.groups)
     return result

@@ -32,12 +32,6 @@ def shipped_folder() -> Path | None:
     return None
 
 
-def parts_of(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a folder of task files whose content identifies it."""
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    return tuple(sorted(file for file in files if "__pycache__" not in file.parts))
-
-
 class FunctionName(str):
     """The name of a function from !function in a task file.
 

@@ -6,7 +6,7 @@ Its imports are light, so that a plan can make the same checks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Run
 
 
-Check = Callable[["Run[EvalStage]", Sequence[TaskSpec]], None]
-
-
 def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) -> list[TaskSpec]:
     """Write the task files of an evaluation and check their data.
 
@@ -41,25 +38,15 @@ def define_tasks(run: Run[EvalStage], folder: Path, left_out: list[ScoreRow]) ->
     return task_specs(stage.eval, stage.languages, Path(root) if root else None, folder, left_out)
 
 
-def check_all(checks: Sequence[Check], run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Run checks whose problems would otherwise appear after minutes of loading or scoring.
+def check_inputs(settings: Eval, specs: Sequence[TaskSpec]) -> None:
+    """Check what tasks need besides their data, before minutes of loading or scoring.
 
-    The first PipelineError ends the checks. A plan runs the checks of OF_TASKS once for all models
-    with the same tasks.
+    Raises:
+        PipelineError: A task runs programs and this machine cannot confine them, or a package is
+            missing: SentencePiece (for spBLEU) or the backend's.
     """
-    for check in checks:
-        check(run, specs)
-
-
-def check_sandbox(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise PipelineError if a task runs programs and this machine cannot confine them."""
     if any(spec.kind == "program" for spec in specs):
         check_confinement()
-
-
-def check_packages(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Raise PipelineError if SentencePiece (for spBLEU) or the backend's package is missing."""
-    settings = run.config.eval
     if settings.spm_model and not find_spec("sentencepiece"):
         raise PipelineError(
             "eval.spm_model: SentencePiece is not installed. Run pip install sentencepiece."
@@ -78,7 +65,7 @@ def engine_of(settings: Eval) -> dict[str, str]:
     return outside_core(BACKENDS, settings.backend).versions()
 
 
-def check_base(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
+def check_base(run: Run[EvalStage]) -> None:
     """Raise PipelineError if a foreign adapter's base is on the Hub and cannot be fetched."""
     base = run.parents.get("base")
     adapter = run.parents.get("0")
@@ -100,12 +87,6 @@ def _look_for(base: Path) -> None:
     local_folder(base, fetch=False)
 
 
-def check_checkpoint(run: Run[EvalStage], specs: Sequence[TaskSpec]) -> None:
-    """Check the files of a checkpoint. A merge's files are checked with its headers."""
-    if "checkpoint" in run.parents:
-        refuse_model(run.parents["checkpoint"].folder, run.config.eval)
-
-
 def refuse_model(folder: Path, settings: Eval) -> None:
     """Raise PipelineError if a model's files show that it cannot be scored.
 
@@ -124,10 +105,6 @@ def refuse_model(folder: Path, settings: Eval) -> None:
                 f" checkpoint anew with stage=export checkpoint={folder}, or set eval.backend=hf."
             )
     refuse_without_tokenizer(folder)
-
-
-OF_TASKS: tuple[Check, ...] = (check_sandbox, check_packages)
-OF_MODEL: tuple[Check, ...] = (check_base, check_checkpoint)
 
 
 # --- prompts ---

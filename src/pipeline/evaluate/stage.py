@@ -21,7 +21,7 @@ from pipeline.config.evaluation import Eval, settle_products
 from pipeline.config.extensions import BACKENDS, outside_core
 from pipeline.errors import PipelineError
 from pipeline.evaluate import records
-from pipeline.evaluate.before import OF_MODEL, OF_TASKS, check_all, define_tasks
+from pipeline.evaluate.before import check_base, check_inputs, define_tasks, refuse_model
 from pipeline.evaluate.bundle import gather_scores, scoring_runs
 from pipeline.evaluate.groups import join_group
 from pipeline.evaluate.model import open_model
@@ -66,7 +66,10 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     specs = define_tasks(run, work / "tasks", left_out)
     for skipped in left_out:
         print(f"skipped: {skipped.task} in {skipped.language}: {skipped.reason}", file=sys.stderr)
-    check_all([*OF_TASKS, *OF_MODEL], run, specs)
+    check_inputs(settings, specs)
+    check_base(run)
+    if "checkpoint" in run.parents:  # a merge's files are checked with its headers
+        refuse_model(run.parents["checkpoint"].folder, settings)
     if settings.products == BF16X3 and not torch.cuda.is_available():
         raise PipelineError(
             f"eval.products={BF16X3} needs a GPU, and no GPU is visible. Set eval.products=ieee."

@@ -24,9 +24,8 @@ from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
 from pipeline.estimate.models import models_of
 from pipeline.estimate.training_rows import source_files
 from pipeline.evaluate.before import (
-    OF_TASKS,
-    check_all,
     check_base,
+    check_inputs,
     define_tasks,
     refuse_model,
 )
@@ -167,7 +166,7 @@ def check_evaluation(run: Run[EvalStage], cache: Cache) -> None:
     if model is not None:
         key = f"{model} {run.config.eval.chat_template}"
         check_once(key, problems, partial(refuse_model, model, run.config.eval))
-    check_base(run, [])
+    check_base(run)
     for expert in experts_on_hub(run):  # before other experts are trained for the same merge
         check_once(str(expert), problems, partial(local_folder, expert, fetch=False))
     root = run.parents.get("data_root")
@@ -179,7 +178,7 @@ def check_evaluation(run: Run[EvalStage], cache: Cache) -> None:
 def check_data(run: Run[EvalStage]) -> None:
     """Check that the inputs of an evaluation other than the model exist."""
     with TemporaryDirectory() as folder:
-        check_all(OF_TASKS, run, define_tasks(run, Path(folder), []))
+        check_inputs(run.config.eval, define_tasks(run, Path(folder), []))
 
 
 def check_once(key: str, problems: dict[str, str | None], check: Callable[[], object]) -> None:

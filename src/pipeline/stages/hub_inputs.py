@@ -158,7 +158,7 @@ def evaluated_sets(
 
 @lru_cache(maxsize=128)
 def _evaluated_sets(
-    included: tuple[str, ...],
+    included: tuple[Any, ...],
     tasks: tuple[tuple[str, int, bool], ...],
     languages: tuple[str, ...],
     root: Path | None,
