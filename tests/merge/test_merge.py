@@ -225,7 +225,7 @@ def test_merges_that_are_refused(tmp_path):
     one, two = by_hand(tmp_path / "one", 1.0), by_hand(tmp_path / "two", 2.0)
     half = by_hand(tmp_path / "half", 2.0, torch.bfloat16)
     deep = by_hand(tmp_path / "deep", 2.0, num_hidden_layers=3)
-    with pytest.raises(PipelineError, match="has 3 layers"):
+    with pytest.raises(PipelineError, match="has num_hidden_layers 3"):
         open_merge(swap(bottom_layers=1, top_layers=0), {"math": one, "language": deep})
     with pytest.raises(PipelineError, match=r"merge.experts\[1\]"):
         open_merge(Soup(experts=["a", "b"]), {"0": one, "1": deep})
@@ -234,7 +234,7 @@ def test_merges_that_are_refused(tmp_path):
     )  # nor an expert's
     with pytest.raises(PipelineError, match="needs merge.base"):
         open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two})
-    with pytest.raises(PipelineError, match="merge.base: .* has 3 layers"):
+    with pytest.raises(PipelineError, match="merge.base: .* has num_hidden_layers 3"):
         open_merge(Ties(experts=["a", "b"]), {"0": one, "1": two}, deep)
     with pytest.raises(PipelineError, match="the model has 2"):
         open_merge(swap(), {"math": one, "language": two})

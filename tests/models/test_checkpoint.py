@@ -265,11 +265,12 @@ def test_another_architecture_is_named(tmp_path):
 
     same_architecture(one, one, keys)
     refused(
-        r"merge.language: \S+ has 2 layers, but merge.math: \S+ has 1 layers", num_hidden_layers=2
+        r"merge.language: \S+ has num_hidden_layers 2, but merge.math: \S+ has \w+ 1\.",
+        num_hidden_layers=2,
     )
-    refused("has model_type qwen2, .* has model_type llama", model_type="qwen2")
+    refused("has model_type 'qwen2', .* has model_type 'llama'", model_type="qwen2")
     refused("vocab_size 4", vocab_size=4)
-    refused(r"has hidden_act gelu, .* has hidden_act silu", hidden_act="gelu")
+    refused(r"has hidden_act 'gelu', .* has hidden_act 'silu'", hidden_act="gelu")
     refused(r"has rms_norm_eps 1e-05, .* has rms_norm_eps 1e-06", rms_norm_eps=1e-5)
     refused(r"has rope_parameters.rope_theta 500000.0, .* 10000.0", rope_theta=500000.0)
     refused(
@@ -277,7 +278,7 @@ def test_another_architecture_is_named(tmp_path):
         rope_parameters={"rope_theta": 500000.0},
     )
     refused(
-        r"has rope_parameters.rope_type linear, .* default",
+        r"has rope_parameters.rope_type 'linear', .* 'default'",
         rope_scaling={"type": "linear", "factor": 8.0},
     )
     refused(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import PipelineError
@@ -78,49 +77,36 @@ def same_architecture(first: Checkpoint, second: Checkpoint, keys: tuple[str, st
         second: another model.
         keys: the configuration keys of both, for the message.
     """
-    for a, b in find_differences(first, second):
+    configs_differ = _flat(first.config) != _flat(second.config)
+    one, other = _facts(first, configs_differ), _facts(second, configs_differ)
+    for fact, a in one.items():
+        b = other.get(fact, a)
+        if a != b:
+            raise PipelineError(
+                f"{keys[1]}: {second.folder} has {fact} {b!r}, but {keys[0]}: {first.folder}"
+                f" has {fact} {a!r}. Give models of one architecture."
+            )
+    for name in sorted(first.infos.keys() ^ second.infos.keys()):
+        one, other = ("a", "no") if name in first.infos else ("no", "a")
         raise PipelineError(
-            f"{keys[1]}: {second.folder} has {b}, but {keys[0]}: {first.folder} has {a}. Give"
-            " models of one architecture."
+            f"{keys[1]}: {second.folder} has {other} {name}, but {keys[0]}: {first.folder} has"
+            f" {one} {name}. Give models of one architecture."
         )
 
 
-def find_differences(first: Checkpoint, second: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Yield descriptions of the two models' values for each difference."""
-    configs_differ = _flat(first.config) != _flat(second.config)
-    one, other = _facts(first, configs_differ), _facts(second, configs_differ)
-    for text, a in one.items():
-        b = other.get(text, a)
-        if a == b:
-            continue
-        if str(a) == str(b):  # JSON distinguishes the string "1e-06" and the number 1e-06
-            a, b = json.dumps(a), json.dumps(b)
-        yield text.replace("{}", str(a)), text.replace("{}", str(b))
-    for name in sorted(first.infos.keys() ^ second.infos.keys()):
-        if name in second.infos:
-            yield f"no {name}", f"a {name}"
-        else:
-            yield f"a {name}", f"no {name}"
-
-
 def _facts(model: Checkpoint, with_settings: bool) -> dict[str, Any]:
-    """Return the values that two models must share, by a text with a place for the value.
+    """Return the values that two models must share, by their names.
 
     Without settings, transformers need not be imported.
     """
-    settings = {}
+    facts: dict[str, Any] = {}
     if with_settings:
         settings = arithmetic_settings(model.config)
-    facts = {}
-    if "num_hidden_layers" in settings:
-        facts["{} layers"] = settings.pop("num_hidden_layers")
-    if "model_type" in settings:
-        facts["model_type {}"] = settings.pop("model_type")
-    for key in sorted(settings):
-        facts[f"{key} {{}}"] = settings[key]
-    facts["tie_word_embeddings {}"] = model.tied_head
+        first = [key for key in ("num_hidden_layers", "model_type") if key in settings]
+        facts = {key: settings[key] for key in [*first, *sorted(settings)]}
+    facts["tie_word_embeddings"] = model.tied_head
     for name, info in sorted(model.infos.items()):
-        facts[f"{name} of shape {{}}"] = list(info.shape)
+        facts[f"{name} of shape"] = list(info.shape)
     return facts
 
 

@@ -338,13 +338,6 @@ def _read_tensors(folder: Path, files: list[Path]) -> dict[str, TensorInfo]:
                     " Remove one."
                 )
             stored[key] = info
-    if files and files[0].name != SINGLE:
-        for key, shard in read_json(folder / INDEX)["weight_map"].items():
-            if key not in stored or stored[key].file.name != shard:
-                raise PipelineError(
-                    f"{folder / INDEX} places {key} in {shard}, which does not hold it. Copy the"
-                    " model again."
-                )
     infos: dict[str, TensorInfo] = {}
     for key, name in tensor_names(stored).items():
         if name in infos:
