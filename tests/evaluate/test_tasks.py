@@ -145,11 +145,11 @@ def test_a_bundle_says_what_it_could_not_have(data_root: Path, tmp_path: Path) -
         build(data_root, tmp_path / "tasks", asked("mbpp", 0))
 
 
-@pytest.mark.parametrize("form", ["FLORES+", "plain", "release"])
+@pytest.mark.parametrize("form", ["FLORES+", "plain"])
 def test_flores_in_every_form_is_the_same_rows(data_root: Path, tmp_path: Path, form: str) -> None:
     build(data_root, tmp_path / "one", asked("flores", 1))
     for split in ("dev", "devtest"):
-        for code, spoken in (("en", "eng_Latn"), ("qac", "qac")):
+        for code in ("en", "qac"):
             file = data_root / f"flores/{code}/{split}.jsonl"
             rows = sorted(
                 (json.loads(line) for line in file.read_text().splitlines()),
@@ -162,12 +162,7 @@ def test_flores_in_every_form_is_the_same_rows(data_root: Path, tmp_path: Path, 
                     [{"id": row["id"], "iso_639_3": "x", "text": row["sentence"]} for row in rows],
                 )
                 continue
-            plain = (
-                file.with_suffix(".txt")
-                if form == "plain"
-                else data_root / f"flores/{split}/{spoken}.{split}"
-            )
-            plain.parent.mkdir(exist_ok=True)
+            plain = file.with_suffix(".txt")
             plain.write_text("".join(row["sentence"] + "\n" for row in rows))
     build(data_root, tmp_path / "two", asked("flores", 1))
     for name in ("flores.en-qac.test.jsonl", "flores.qac-en.dev.jsonl"):
@@ -181,9 +176,8 @@ def test_flores_in_every_form_is_the_same_rows(data_root: Path, tmp_path: Path, 
         assert lines[0] == lines[1] and len(lines[0]) == 6
 
 
-@pytest.mark.parametrize("form", ["plain", "release"])
 def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(
-    data_root: Path, tmp_path: Path, form: str
+    data_root: Path, tmp_path: Path
 ) -> None:
     """A blank line in both languages is no sentence.
 
@@ -191,16 +185,12 @@ def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(
     """
     texts = {"en": ["one", "two", "", "four", "five"], "qac": ["moja", "mbili", "", "nne", "tano"]}
 
-    def write(code: str, spoken: str) -> None:
+    def write(code: str) -> None:
         (data_root / f"flores/{code}/devtest.jsonl").unlink(missing_ok=True)
-        place = (
-            f"flores/{code}/devtest.txt" if form == "plain" else f"flores/devtest/{spoken}.devtest"
-        )
-        (data_root / place).parent.mkdir(exist_ok=True)
-        (data_root / place).write_text("\n".join(texts[code]) + "\n\n")
+        (data_root / f"flores/{code}/devtest.txt").write_text("\n".join(texts[code]) + "\n\n")
 
-    for code, spoken in (("en", "eng_Latn"), ("qac", "qac")):
-        write(code, spoken)
+    for code in ("en", "qac"):
+        write(code)
     build(data_root, tmp_path / "tasks", asked("flores", 0))
     rows = map(json.loads, (tmp_path / "tasks/flores.en-qac.test.jsonl").open())
     assert [(row["source"], row["target"]) for row in rows] == [
@@ -210,7 +200,7 @@ def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(
         ("five", "tano"),
     ]
     texts["qac"] = ["moja", "mbili", "tatu", "", "tano"]
-    write("qac", "qac")
+    write("qac")
     with pytest.raises(
         PipelineError,
         match="have different ids, for example 3 .*the number of a line that is not blank",

@@ -13,6 +13,7 @@ from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import (
     Missing,
     Row,
+    check_columns,
     lines_of,
     path_of_split,
     rows_of,
@@ -41,28 +42,29 @@ RENAMED = {
 LACKING = ("ben_Latn", "hin_Latn", "npi_Latn", "sin_Latn", "urd_Latn")
 
 
-def read_sentences(data_root: Path, spoken: Language, split: str) -> tuple[Path, dict[int, str]]:
-    """Return the file of a language's FLORES sentences, and the sentences by id.
+def read_sentences(data_root: Path, spoken: Language, split: str) -> dict[int, str]:
+    """Return the sentences of a language by id.
 
     The file is JSON lines, `flores/sw/devtest.jsonl`, with id and sentence (FLORES) or text
-    (FLORES+). Otherwise it is plain text, `flores/sw/devtest.txt` or the release's
-    `flores/devtest/swh_Latn.devtest`, with a sentence a line, whose number is its id.
+    (FLORES+). Otherwise it is plain text, `flores/sw/devtest.txt`, with a sentence a line, whose
+    number is its id.
     """
     file = path_of_split(data_root, "flores", spoken, split)
-    release = data_root / "flores" / split / f"{spoken.flores}.{split}"
-    for text in (file.with_suffix(".txt"), release):
-        if text.is_file() and not file.is_file():
-            return text, {number: line.strip() for number, line in lines_of(text)}
+    text = file.with_suffix(".txt")
+    if text.is_file() and not file.is_file():
+        return {number: line.strip() for number, line in lines_of(text)}
     rows = rows_of(file, {"id": int})
     column = "sentence" if "sentence" in rows[0] else "text"
-    rows = rows_of(file, {"id": int, column: str})
-    by_id = {row["id"]: row[column] for row in rows}
+    by_id = {}
+    for number, row in enumerate(rows, start=1):
+        check_columns(row, {column: str}, f"{file}, row {number}")
+        by_id[row["id"]] = row[column]
     if len(by_id) != len(rows):
         raise PipelineError(
             f"{file} has an id twice, but ids join the sentences of two languages. Number its rows"
             " again."
         )
-    return file, by_id
+    return by_id
 
 
 def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> list[Row]:
@@ -124,8 +126,8 @@ def write_pair(ask: Ask, source: Language, target: Language, name: str) -> Path:
     """Write the rows of a split of a translation pair, joined by id, to a file."""
     assert ask.data_root
     split = "devtest" if name == "test" and ask.split == "test" else "dev"
-    _, sources = read_sentences(ask.data_root, source, split)
-    _, targets = read_sentences(ask.data_root, target, split)
+    sources = read_sentences(ask.data_root, source, split)
+    targets = read_sentences(ask.data_root, target, split)
     label = f"flores {split} of {source.code} and {target.code}"
     rows = join_sides([sources, targets], [source.name, target.name], label)
     return write_rows(ask.folder / f"flores.{source.code}-{target.code}.{name}.jsonl", rows)
@@ -169,7 +171,7 @@ BENCHMARK = Benchmark(
     metric="chrf++",
     questions=1012,
     tokens=28,
-    text_files=("*/dev.txt", "*/devtest.txt", "dev/*.dev", "devtest/*.devtest"),
+    text_files=("*/dev.txt", "*/devtest.txt"),
     define=define,
     texts=lambda row: [row["text"] if "text" in row else row["sentence"]],
     sources=hub_sets,
