@@ -69,3 +69,26 @@ def test_a_column_with_a_dot_in_its_name_comes_first(tmp_path: Path) -> None:
     )
     assert read(tmp_path / "a.jsonl", "{q.en}", "{a}") == ["flat | b"]
     assert read(tmp_path / "a.jsonl", "{q[en]}", "{a}") == ["deep | b"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_label_is_its_name(stream: bool, tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    kinds = Features({"text": Value("string"), "label": ClassLabel(names=["negative", "positive"])})
+    rows = [{"text": f"film {n}", "label": label} for n, label in enumerate((0, 1, 0, -1))]
+    Dataset.from_list(rows, features=kinds).to_parquet(tmp_path / "a.parquet")
+    source = Source(
+        file="a.parquet",
+        rows="template",
+        prompt="{text}",
+        completion="{label}",
+        stream=stream,
+        candidates=None,
+    )
+    found = list(read_examples("own", source, open_source("own", source, tmp_path)))
+    names = {row["prompt"]: row["completion"] for row in found if isinstance(row, dict)}
+    assert (
+        names == {"film 0": "negative", "film 1": "positive", "film 2": "negative"}
+        and "empty" in found
+    )

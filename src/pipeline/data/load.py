@@ -229,9 +229,30 @@ def format_of(file: str) -> str:
 def of_builder(builder: Any, source: Source, seed: int) -> Iterator[Row]:
     """Return rows of a builder of `datasets`."""
     if source.stream:
-        return in_shuffled_order(builder.as_streaming_dataset(source.split), source, seed)
+        loaded = builder.as_streaming_dataset(source.split)
+        return with_label_names(in_shuffled_order(loaded, source, seed), loaded.features)
     builder.download_and_prepare()
-    return unbatch(builder.as_dataset(source.split))
+    loaded = builder.as_dataset(source.split)
+    return with_label_names(unbatch(loaded), loaded.features)
+
+
+def with_label_names(rows: Iterator[Row], features: Any) -> Iterator[Row]:
+    """Yield rows with the names of their labels in place of a ClassLabel's numbers.
+
+    The number -1 becomes None.
+    """
+    from datasets import ClassLabel
+
+    labels = {}
+    for name, kind in (features or {}).items():
+        if isinstance(kind, ClassLabel):
+            labels[name] = kind.names
+    for row in rows:
+        for name, names in labels.items():
+            number = row[name]
+            is_label = isinstance(number, int) and number >= 0
+            row[name] = names[number] if is_label else None
+        yield row
 
 
 def of_lines(
