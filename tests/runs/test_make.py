@@ -18,10 +18,9 @@ from small_runs import a_run, never, writes
 from pipeline.commands.plan import show_runs
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import History
 from pipeline.launch.local import execute_here
 from pipeline.runs.find import find_run
-from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.make import make_once, why_not_finished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.provenance import ENVIRONMENT
@@ -291,7 +290,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path:
 
 def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path) -> None:
     def shown(run: Any) -> str:
-        return "\n".join(show_runs([run], History(), reasons_unfinished([run]), 10))
+        return "\n".join(show_runs([run], reasons_unfinished([run]), 10))
 
     run, other_seed = a_run(tmp_path), a_run(tmp_path, seed=3)
     assert "never made" in shown(run)
@@ -302,20 +301,3 @@ def test_the_plan_says_why_a_run_is_not_taken_from_before(tmp_path: Path) -> Non
     parent = a_run(tmp_path, {"data_root": External("w", "abc", tmp_path)})
     assert why_not_finished(parent) == "changed: parents.data_root default -> abc"
     assert "redo=true" in shown(a_run(tmp_path, redo=True))
-
-
-def test_the_longest_path_from_a_run_to_the_end_by_hand(tmp_path: Path) -> None:
-    """Data take 5 s, trainings 100 and 60 s, their merge 7 s, an evaluation of the shorter 50 s."""
-    data = a_run(tmp_path, label="data")
-    long, short = (
-        a_run(tmp_path, {"data": data}, label=label, seed=len(label)) for label in ("long", "short")
-    )
-    merge, scores = (
-        a_run(tmp_path, {"0": long, "1": short}, label="merge"),
-        a_run(tmp_path, {"0": short}, label="eval"),
-    )
-    seconds = {"data": 5.0, "long": 100.0, "short": 60.0, "merge": 7.0, "eval": 50.0}
-    runs = order_runs([merge, scores])
-    paths = longest_paths(runs, {run.hash: seconds[run.label] for run in runs})
-    expected = {"merge": 7, "eval": 50, "long": 107, "short": 110, "data": 115}
-    assert {run.label: paths[run.hash] for run in runs} == expected

@@ -13,7 +13,7 @@ from fixture_types import Call, Patch
 from tiny_words import FEW, last_of
 
 from pipeline.config.stages import Launcher
-from pipeline.estimate.durations import History
+from pipeline.estimate import durations
 from pipeline.launch import launchers
 from pipeline.launch.in_process import refuse_without_gpus
 from pipeline.launch.plan_file import Task
@@ -81,8 +81,8 @@ def test_the_time_of_trainings_on_several_gpus_is_divided_among_as_many(
 ) -> None:
     """Four of 100 s on four of eight GPUs each: two at a time."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
-    monkeypatch.setattr(History, "predict", lambda self, run: 100.0)
+    monkeypatch.setattr(durations, "guess", lambda run: 100.0)
     runs = [training(4) for _ in range(4)]
     for seed, run in enumerate(runs):
         run.config.seed = seed
-    assert History().sum(runs, workers=8) == ("about 3:20 min", "")
+    assert durations.total_seconds(runs, workers=8) == (200, 0)

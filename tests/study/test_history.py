@@ -1,4 +1,4 @@
-"""How long a run is expected to take: by its work, or what finished runs of its kind took."""
+"""How long a run is expected to take, by its work."""
 
 import json
 import random
@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,14 +19,13 @@ from pipeline.estimate import cpu
 from pipeline.estimate.durations import (
     BASE_ALONE,
     FILES,
-    NEEDS_GPU,
     ON_GPU,
     STEP,
-    History,
     describe_training,
     gpu_here,
     guess,
     memory_here,
+    total_seconds,
 )
 from pipeline.estimate.flops import Gpu, cards, training_seconds
 from pipeline.estimate.gpu_budget import longest_row
@@ -36,8 +34,7 @@ from pipeline.estimate.questions import THINKING, count_questions, kinds_of, que
 from pipeline.estimate.training_rows import expected_size, expected_steps, row_lengths, row_tokens
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
-from pipeline.runs.manifest import Manifest
-from pipeline.runs.run import Run, recorded_config
+from pipeline.runs.run import Run
 from pipeline.stages.lengths import sampled_lengths
 from pipeline.stages.rows import build
 from pipeline.stages.steps import training_rows, training_steps
@@ -70,12 +67,6 @@ def seconds(run: Run, gpu: Callable[[], Gpu | None] = gpu_here) -> float:
     found = guess(run, gpu)
     assert found is not None
     return found
-
-
-def manifest(stage: str, label: str, seconds: float, config: dict[str, Any]) -> Manifest:
-    return SimpleNamespace(
-        stage=stage, name=f"{label}-0123456789ab", seconds=seconds, config=config, facts={}
-    )  # type: ignore[return-value]
 
 
 # --- first guesses ---
@@ -203,7 +194,7 @@ def test_packed_rows_are_full(world: Path, base: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> None:
     """A set on the Hub of which no size is asked, and a model whose shape is not known.
 
-    ?, and not in the sum.
+    They are counted, and not in the sum.
     """
     unsized = of(
         "stage=sft", "expert=math", "model=trained", f"model.path={base}", f"runs_dir={tmp_path}"
@@ -216,42 +207,9 @@ def test_what_cannot_be_estimated_is_no_number(tmp_path: Path, base: Path) -> No
         f"runs_dir={tmp_path}",
     )
     known = of("stage=data", *WORLD, f"runs_dir={tmp_path}")
-    history = History()
-    assert [history.seconds_text(run) for run in (unsized, unknown)] == ["?", "?"]
-    assert history.sum([unsized, unknown]) == ("?", "2 runs that cannot be estimated or need a GPU")
-    assert history.sum([known, unknown]) == (
-        "about 1 s",
-        "1 run that cannot be estimated or need a GPU",
-    )
-    assert (history.sum([known]), history.sum([known, known])) == (
-        ("about 1 s", ""),
-        ("about 2 s", ""),
-    )
-
-
-def test_eight_billion_parameters_need_a_gpu(tmp_path: Path, monkeypatch: Patch) -> None:
-    words = ["model=llama3.1_8b", f"runs_dir={tmp_path}", "mixture=layer_swapping"]
-    run = of("stage=sft", "expert=math", *words)
-    assert History(gpu=lambda: None).seconds_text(run) == NEEDS_GPU
-    assert History(gpu=lambda: None).sum([run, run]) == (
-        "?",
-        "2 runs that cannot be estimated or need a GPU",
-    )
-    assert History(gpu=lambda: cards()[ON_GPU]).seconds_text(run).startswith("~")
-    asked = [
-        "checkpoint=hub:meta-llama/Llama-3.1-8B",
-        "eval=mgsm_2shot",
-        "languages=[en]",
-        "threads=64",
-    ]
-    score = of("stage=eval", *asked)
-    monkeypatch.setattr(cpu, "memory", lambda: 12 * 10**9)
-    assert (
-        History(gpu=lambda: None).seconds_text(score) == NEEDS_GPU
-    )  # 16 GB in bfloat16, however fast
-    monkeypatch.setattr(cpu, "memory", lambda: 10**12)
-    score = replace(score, config=replace(score.config, threads=64))
-    assert History(gpu=lambda: None).seconds_text(score).startswith("~")
+    assert total_seconds([unsized, unknown]) == (0, 2)
+    assert total_seconds([known, unknown]) == (1, 1)
+    assert total_seconds([known, known]) == (2, 0)
 
 
 def test_a_training_is_described_and_an_unknown_model_has_a_remedy(
@@ -359,9 +317,6 @@ def test_an_own_task_that_is_sampled_is_planned_by_its_rows(base: Path, tmp_path
     assert thinking.answer / THINKING == thinking.room == 32768 > plain.answer / THINKING
 
 
-# --- corrections ---
-
-
 def test_the_rows_of_a_joint_set_are_known_when_those_of_both_its_sets_are(
     world: Path, tmp_path: Path
 ) -> None:
@@ -374,23 +329,6 @@ def test_the_rows_of_a_joint_set_are_known_when_those_of_both_its_sets_are(
     ]
     assert training_rows(of(*words)) == 16  # type: ignore[arg-type]
     assert training_rows(of(*words, "data.allow_fewer=true")) is None  # type: ignore[arg-type]
-
-
-def test_finished_runs_of_its_kind_are_its_estimate(
-    training: Callable[..., Run], math_expert: Path
-) -> None:
-    """Not one of another expert, stage, model or number of steps."""
-    run, longer = training("sft.steps=50"), training("sft.steps=51")
-    config = recorded_config(run.config)
-    others = [("sft", "qac-full-s0", config), ("eval", "math-full-s0", config)]
-    others += [
-        ("sft", "math-full-s0", config | {"model": config["model"] | {"path": "hub:another/model"}})
-    ]
-    history = History(manifest(stage, label, 30.0, knobs) for stage, label, knobs in others)
-    assert history.predict(run) == guess(run)
-    for took in (5.0, 6.0, 100.0):
-        history.add(manifest("sft", "math-full-s1", took, config))
-    assert history.predict(run) == 6.0 and history.predict(longer) == guess(longer)
 
 
 def test_the_tokens_of_conversations_are_those_of_all_their_turns(

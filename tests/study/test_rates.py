@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_overview import planned
 
 from pipeline.config.training import Sft
 from pipeline.estimate import flops
@@ -123,11 +122,6 @@ def test_a_card_that_has_a_record_is_planned_by_it() -> None:
             assert gpu.records[1] == own
         for named in filter(None, gpu.records):
             assert (BENCH / f"{named}.json").is_file()
-            assert f"results/bench/{named}.json" in gpu.basis()
-        assumed = not any(gpu.records)
-        assert assumed is (
-            gpu.basis() == "rates of training: assumed; of scoring: assumed; between cards: assumed"
-        )
 
 
 def test_what_cards_exchange_by_hand() -> None:
@@ -163,27 +157,3 @@ def test_what_cards_exchange_by_hand() -> None:
         / (gpu.rate("bf16") * 4)
     )
     assert long == pytest.approx(products + optimizer)
-
-
-def test_a_plan_says_what_its_hours_are_by(tmp_path: Path) -> None:
-    """Records of the card of hardware=, and rows by its memory or as they were typed."""
-
-    def shown(*words: str) -> str:
-        return " ".join(
-            planned("table=layer_swapping_sw", f"runs_dir={tmp_path}", "plan.lines=0", *words)[
-                0
-            ].split()
-        )
-
-    records = (
-        "rates of training: results/bench/check_h100_full.json; of scoring:"
-        " results/bench/evaluate_h200.json"
-    )
-    assert f"{records}; between cards: assumed; 128 rows scored at once" in shown(
-        "hardware=h100_80x8"
-    )
-    typed = shown("hardware=a100_80x8", "every.eval.batch_size=16")
-    assert (
-        "rates of training: assumed; of scoring: assumed; between cards: assumed; 16 rows scored at"
-        " once" in typed
-    )

@@ -1,27 +1,22 @@
-"""The first screen of a plan: total, problems, notes, kinds of runs, details, next command."""
+"""The parts of a plan as text: problems, notes, kinds of runs, and details."""
 
 from __future__ import annotations
 
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 
-from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
-from pipeline.errors import PipelineError
-from pipeline.estimate.durations import History, memory_here
+from pipeline.config.stages import EvalStage, SelectStage, TrainStage
+from pipeline.estimate.durations import guess, memory_here
 from pipeline.estimate.gpu_budget import Bill, Cost
-from pipeline.estimate.models import shape_for
 from pipeline.estimate.training_rows import expected_size
 from pipeline.progress import format_duration
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
-from pipeline.stages.merge import layers_of
-from pipeline.text import align_columns, first_few
+from pipeline.text import align_columns
 
-WIDTH, LINES = 120, 24
+WIDTH = 120
 KINDS = {
     "data": "training sets",
     "sft": "trainings",
@@ -30,59 +25,12 @@ KINDS = {
     "analyze": "maps of changes",
 }
 MERGED, CHOOSING = "scores of merges", "choosing snapshots"
-TOLD = 3  # kinds of merges, and tasks, that are named
 
 
-@dataclass
-class Overview:
-    """The parts of a plan's first screen.
+def wrapped(text: str, first: str = "") -> list[str]:
+    """Wrap a text. Runs are named without their hashes.
 
-    Attributes:
-        title: the first line.
-        total: the time of all runs.
-        table: a line for each kind of runs.
-        details: facts about trainings, merges and scores.
-        next: the command that computes the plan.
-        fix: problems because of which the plan would fail.
-        know: notes to read before the start.
-        without: the parts that the total does not include, as text.
-    """
-
-    title: str
-    total: str
-    table: list[str]
-    details: list[str]
-    next: str
-    fix: list[str] = field(default_factory=list)
-    know: list[str] = field(default_factory=list)
-    without: str = ""
-
-    def lines(self) -> list[str]:
-        """Return at most LINES lines of WIDTH columns; only a long command may exceed this.
-
-        Problems and notes fill the lines that are left.
-        """
-        for height in (2, 1):  # lines of a detail
-            details = []
-            for text in self.details:
-                details += wrapped(text, height)
-            room = LINES - 4 - len(self.table) - len(details)
-            if room >= 2 * (len(self.fix) + len(self.know)):
-                break
-        fix = marked("FIX", self.fix, max(3, room - len(self.know)))
-        know = marked("KNOW", self.know, max(3, room - len(fix)))
-        lines = wrapped(self.title, 1) + wrapped(self.total, 2)
-        lines += fix + know + self.table + details
-        next_step = self.next
-        if self.fix:
-            next_step = f"fix it, then run {self.next}"
-        return [*lines[: LINES - 1], f"Next: {next_step}"]
-
-
-def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
-    """Wrap a text into at most `line_limit` lines.
-
-    Runs are named without their hashes. A text that is cut ends with an ellipsis.
+    `first` stands before the first line.
     """
     without_hashes = re.sub(r"(?<![^\s(])([\w.+@-]+?)-[0-9a-f]{12}\b", r"\1", text)
     return textwrap.wrap(
@@ -90,30 +38,16 @@ def wrapped(text: str, line_limit: int, first: str = "") -> list[str]:
         WIDTH,
         initial_indent=first,
         subsequent_indent=" " * (len(first) or 2),
-        max_lines=line_limit,
-        placeholder=" …",
         break_on_hyphens=False,
+        break_long_words=False,
     )
 
 
-def marked(label: str, texts: Sequence[str], line_limit: int) -> list[str]:
-    """Return texts in at most `line_limit` lines, with a label before the first.
-
-    Each text gets two lines if they fit. The last line counts the texts that are left out.
-    """
-    shown = texts
-    if len(texts) > line_limit:
-        shown = texts[: line_limit - 1]
-    height = 1
-    if 2 * len(shown) <= line_limit:
-        height = 2
-    lines: list[str] = []
-    for text in shown:
-        lines += wrapped(text, height, f"{label:<5} ")
-        label = ""
-    if len(shown) < len(texts):
-        omitted = len(texts) - len(shown)
-        lines.append(f"{label:<5} and {omitted} more: plan.lines=1 prints them")
+def marked(label: str, texts: Iterable[str]) -> list[str]:
+    """Return the lines of texts, each with a label before its first line."""
+    lines = []
+    for text in texts:
+        lines += wrapped(text, f"{label:<5} ")
     return lines
 
 
@@ -161,7 +95,6 @@ def kinds_table(
     waiting: Sequence[Run],
     reasons: Iterable[str],
     bill: Bill | None,
-    history: History,
 ) -> list[str]:
     """Return a line for each kind of runs: counts, finished runs, and costs of one and of all.
 
@@ -170,7 +103,6 @@ def kinds_table(
         waiting: evaluations whose model is still to be chosen.
         reasons: the hashes of the unfinished runs.
         bill: the costs on GPUs, or None.
-        history: durations of finished runs.
     """
     unfinished, planned, later = set(reasons), by_kind(runs), by_kind(waiting)
     costs = None
@@ -187,20 +119,17 @@ def kinds_table(
         if further:
             count += f" + {len(further):,}"
         done = f"{len(members) - len(remaining):,}"
-        rows.append((kind, count, done, *takes([*remaining, *further], costs, history)))
+        rows.append((kind, count, done, *takes([*remaining, *further], costs)))
     return align_columns(rows, right=range(1, len(rows[0])))
 
 
-def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) -> tuple[str, ...]:
+def takes(runs: Sequence[Run], costs: dict[str, Cost] | None) -> tuple[str, ...]:
     """Return what runs of a kind take, on the GPUs of a bill or on this machine."""
     if not runs:
         return ("",) * (3 if costs is None else 4)
     if costs is None:
         memory = memory_text(map(memory_here, runs))
-        seconds = [history.predict(run) for run in runs]
-        if any(map(history.needs_gpu, runs, seconds)):
-            return "needs a GPU", "?", memory
-        known = [number for number in seconds if number is not None]
+        known = [number for number in map(guess, runs) if number is not None]
         total = "?"
         if len(known) == len(runs):
             total = format_duration(sum(known))
@@ -209,7 +138,7 @@ def takes(runs: Sequence[Run], costs: dict[str, Cost] | None, history: History) 
     if not known_costs:
         if isinstance(runs[0].config, TrainStage | EvalStage):
             return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in runs)
-        return "", takes(runs, None, history)[0], "", ""
+        return "", takes(runs, None)[0], "", ""
     gpus_each = span((cost.gpus for cost in known_costs), str)
     seconds_each = [3600 * cost.hours / cost.gpus for cost in known_costs]
     hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
@@ -257,29 +186,6 @@ def training_details(runs: Sequence[Run]) -> list[str]:
         f" {span(steps, '{:,.0f}'.format)} steps of {batch}, {millions} million tokens, rate"
         f" {rate}, {dtypes}, sft.epochs {epochs}"
     ]
-
-
-def merge_details(runs: Sequence[Run]) -> list[str]:
-    """Describe in a line what the merges do, in the layers of their model."""
-    texts_of: dict[str, dict[str, None]] = {}
-    for run in runs:
-        if isinstance(run.config, EvalStage | MergeStage) and run.config.merge:
-            merge, layers = run.config.merge, layers_of(run.parents) or known_layers(run)
-            text = merge.described(run.config.partition, layers)
-            texts_of.setdefault(merge.method, {})[text] = None
-    parts = []
-    for method, texts in texts_of.items():
-        parts.append(f"{method}: {'; '.join(first_few(list(texts), TOLD))}")
-    if parts:
-        return [f"merges: {'. '.join(parts)}"]
-    return []
-
-
-def known_layers(run: Run) -> int | None:
-    """Return the number of layers of a model that is not downloaded, if its name is known."""
-    with suppress(PipelineError):
-        return shape_for(run).layers
-    return None
 
 
 def score_details(runs: Sequence[Run]) -> list[str]:

@@ -6,32 +6,31 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from pipeline.commands.clean import missing_snapshots
 from pipeline.commands.overview import (
-    Overview,
     kinds_table,
+    marked,
     memory_text,
-    merge_details,
     score_details,
     training_details,
+    wrapped,
 )
 from pipeline.commands.plan_notes import (
     about_trainings,
     empty_spbleu,
     missing_inputs,
-    mixed_dtypes,
     other_bases,
     template_lines,
 )
 from pipeline.commands.prompt_ends import prompt_lines
 from pipeline.config.overrides import chosen_options, override_of
-from pipeline.config.stages import MergeStage, PlanStage
+from pipeline.config.stages import PlanStage
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import NEEDS_GPU, History
+from pipeline.estimate.durations import DAY, guess, total_seconds, visible_gpus
 from pipeline.estimate.gpu_budget import Bill, estimate_costs
 from pipeline.launch.launchers import workers_of
 from pipeline.launch.preflight import evaluation_problems
@@ -40,8 +39,6 @@ from pipeline.report.detectable import first_detectable, untestable_claims
 from pipeline.report.placed_claims import check_claims
 from pipeline.report.report_state import Reported
 from pipeline.runs.disk import check_writable, nearest_existing
-from pipeline.runs.dtypes import stored_dtype
-from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
@@ -54,10 +51,31 @@ from pipeline.text import align_columns, pluralize
 from pipeline.train.memory import emulated
 
 
+@dataclass
+class Parts:
+    """The parts of a plan that do not follow from its runs.
+
+    Attributes:
+        title: the first line.
+        next: the command that computes the plan.
+        fix: problems because of which the plan would fail.
+        know: notes to read before the start.
+        details: further lines.
+        without: the parts that the total does not include, as text.
+        appendix: lines after the listed runs.
+    """
+
+    title: str
+    next: str
+    fix: list[str]
+    know: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
+    without: str = ""
+    appendix: list[str] = field(default_factory=list)
+
+
 def show_plan(config: PlanStage) -> str:
     """Show what is decided before the runs of a table or of a command begin.
-
-    The overview has 24 lines. plan.lines adds all runs and notes.
 
     Raises:
         PipelineError: some runs cannot be planned or evaluated, or exceed plan.gpu, plan.gpus or
@@ -75,8 +93,7 @@ def show_plan(config: PlanStage) -> str:
         reasons = reasons_unfinished(runs)
         problems = evaluation_problems(runs, reasons)
         command = shlex.join(["python", "-m", "pipeline", *config.command])
-        overview = Overview(title, "", [], [], command, problems)
-        return plan_text(config, runs, reasons, overview)
+        return plan_text(config, runs, reasons, Parts(title, command, problems))
     return show_table_plan(config)
 
 
@@ -88,35 +105,26 @@ def show_table_plan(config: PlanStage) -> str:
     _, runs, reasons = planning.graph()
     waiting = planning.waiting_evaluations()
     table = planning.plan.table
-    compared, details = list[str](), list[str]()
+    details = []
     detectable = first_detectable(planning)
     if detectable:
         text, rows = detectable
-        compared.append(text)
-        details += align_columns(rows, range(1, 9))
-    know = other_bases(planning) + mixed_dtypes(planning) + empty_spbleu(planning)
-    published = sum(bool(cell.published) for cell in planning.plan.cells.values())
-    if published:
-        compared.append(f"{pluralize(published, 'cell')} with a published number")
-    if compared:
-        details.insert(0, f"compared: {'; '.join(compared)}")
+        details = [*wrapped(f"compared: {text}"), *align_columns(rows, range(1, 9))]
     scores = planning.plan.scores
     missing = sum(planning.expected_evaluation(score) is None for score in scores)
     without = ""
     if missing:
         without = f", not including {missing:,} of {len(scores):,} scores, which cannot be planned"
-    overview = Overview(
+    parts = Parts(
         title=f"{table.name}: {table.title}",
-        total="",
-        table=[],
-        details=details,
         next=next_command(config),
         fix=problems_of(planning, runs, reasons, waiting),
-        know=know,
+        know=other_bases(planning) + mixed_dtypes(planning) + empty_spbleu(planning),
+        details=details,
         without=without,
+        appendix=untestable_claims(planning) + published_lines(planning.plan),
     )
-    appendix = untestable_claims(planning) + published_lines(planning.plan)
-    return plan_text(config, runs, reasons, overview, appendix, table.free_snapshots, waiting)
+    return plan_text(config, runs, reasons, parts, table.free_snapshots, waiting)
 
 
 def problems_of(
@@ -152,19 +160,17 @@ def plan_text(
     config: PlanStage,
     runs: list[Run],
     reasons: Mapping[str, str],
-    overview: Overview,
-    appendix: Sequence[str] = (),
+    parts: Parts,
     free_snapshots: bool = False,
     waiting: Sequence[Run] = (),
 ) -> str:
-    """Return the overview of a plan with its costs and, if requested, its runs and notes.
+    """Return a plan with its costs and, if requested, its runs.
 
     Args:
         config: the stage.
         runs: all runs of the plan, parents first.
         reasons: hash -> why a run is computed.
-        overview: the parts that are known already.
-        appendix: further lines for plan.lines.
+        parts: the parts that are known already.
         free_snapshots: delete snapshots after their ranking.
         waiting: evaluations whose model is still to be chosen.
 
@@ -175,8 +181,7 @@ def plan_text(
     bill = None
     if config.plan.gpu:
         bill = estimate_costs(remaining, config.plan, free_snapshots, waiting)
-    history = History(finished_manifests(runs_dir))
-    fix = list(overview.fix)
+    fix = list(parts.fix)
     if bill:
         fix += bill.causes
         fix += disk_problems(config, bill, free_snapshots)
@@ -185,7 +190,7 @@ def plan_text(
             check_writable(runs_dir, create=False)
         except PipelineError as error:
             fix.append(str(error))
-    know = [*missing_inputs(runs, runs_dir), *overview.know, *template_lines(runs)]
+    know = [*missing_inputs(runs, runs_dir), *parts.know, *template_lines(runs)]
     know += prompt_lines(runs)
     know += about_trainings(remaining, about_default_rate)
     if bill:
@@ -195,33 +200,26 @@ def plan_text(
     if config.command is not None:  # the options of one command have no prefix
         fix = [text.replace("every.", "") for text in fix]
         know = [text.replace("every.", "") for text in know]
-    details = [
+    takes = duration_text(config, runs, remaining, bill) + parts.without
+    total = f"{pluralize(len(runs), 'run')}, {len(runs) - len(remaining):,} done. {takes}."
+    next_step = parts.next
+    if fix:
+        next_step = f"fix it, then run {next_step}"
+    elif not reasons:
+        next_step = next_step.replace("stage=table", "stage=report")
+    lines = [
+        *wrapped(parts.title),
+        *wrapped(total),
+        *marked("FIX", fix),
+        *marked("KNOW", know),
+        *kinds_table(runs, waiting, reasons, bill),
         *host_line(bill),
-        *training_details(remaining),
-        *merge_details([*runs, *waiting]),
-        *stored_lines(runs),
-        *score_details([*runs, *waiting]),
-        *overview.details,
     ]
-    next_command = overview.next
-    if not reasons and not fix:
-        next_command = next_command.replace("stage=table", "stage=report")
-    takes = duration_text(config, runs, remaining, bill, history) + overview.without
-    overview = replace(
-        overview,
-        fix=fix,
-        know=know,
-        total=f"{pluralize(len(runs), 'run')}, {len(runs) - len(remaining):,} done. {takes}.",
-        table=kinds_table(runs, waiting, reasons, bill, history),
-        details=details,
-        next=next_command,
-    )
-    lines = overview.lines()
+    for detail in [*training_details(remaining), *score_details([*runs, *waiting])]:
+        lines += wrapped(detail)
+    lines += [*parts.details, f"Next: {next_step}"]
     if config.plan.lines:
-        lines.append("")
-        if know:
-            lines += [*know, ""]
-        lines += [*show_runs(runs, history, reasons, config.plan.lines), *appendix]
+        lines += ["", *show_runs(runs, reasons, config.plan.lines), *parts.appendix]
     text = "\n".join(lines)
     if fix:
         raise PipelineError(*fix, output=text)
@@ -229,11 +227,7 @@ def plan_text(
 
 
 def duration_text(
-    config: PlanStage,
-    runs: Sequence[Run],
-    remaining: Sequence[Run],
-    bill: Bill | None,
-    history: History,
+    config: PlanStage, runs: Sequence[Run], remaining: Sequence[Run], bill: Bill | None
 ) -> str:
     """Return how long the remaining runs take, in GPU-hours or on this machine."""
     if bill is not None and bill.kinds:
@@ -245,16 +239,16 @@ def duration_text(
     workers = 1
     if config.launcher.name == "local":
         workers = workers_of(config.launcher, runs)
-    time, unknown = history.sum(remaining, workers)
-    if time == NEEDS_GPU:
-        return f"This {NEEDS_GPU}: add hardware=NAME for its hours"
-    takes = "Unknown time"
-    if time != "?":
-        takes = f"{time[0].upper()}{time[1:]} on this machine"
-        if workers > 1:
-            takes += f" with {workers} workers"
-    if unknown:
-        takes += f", not including {unknown}"
+    seconds, unknown = total_seconds(remaining, workers)
+    takes = f"About {format_duration(seconds)} on this machine"
+    if unknown == len(remaining):
+        takes = "Unknown time"
+    elif workers > 1:
+        takes += f" with {workers} workers"
+    if 0 < unknown < len(remaining):
+        takes += f", not including {pluralize(unknown, 'run')} that cannot be estimated"
+    if seconds > DAY and not visible_gpus():
+        takes += ". It has no GPU: hardware=NAME shows the GPU-hours"
     return takes
 
 
@@ -300,21 +294,12 @@ def size_text(size: float) -> str:
 
 
 def host_line(bill: Bill | None) -> Iterator[str]:
-    """Describe a node: its memory, what trainings write, and the source of the hours."""
+    """Describe a node: its memory, and what trainings write."""
     if bill is not None and bill.kinds:
         host = f"host memory: up to {memory_text(cost.host for cost in bill.costs())} GB"
         if bill.disk:
             host += f"; trainings write {size_text(bill.disk)}"
         yield host
-        yield bill.basis()
-
-
-def stored_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the stored dtype of the last merge."""
-    merges = [run for run in runs if isinstance(run.config, MergeStage)]
-    for last in merges[-1:]:
-        dtype = stored_dtype(last, last.runs_dir) or "the dtype of its experts"
-        yield f"the merge is stored in {dtype}"
 
 
 def not_planned(planning: Planning) -> list[str]:
@@ -335,15 +320,14 @@ def not_planned(planning: Planning) -> list[str]:
     return lines
 
 
-def show_runs(
-    runs: list[Run], history: History, reasons: Mapping[str, str], max_lines: int
-) -> list[str]:
+def show_runs(runs: list[Run], reasons: Mapping[str, str], max_lines: int) -> list[str]:
     """Return a table of at most `max_lines` runs, with estimated seconds and states."""
     rows = [("run", "stage", "seconds", "state")]
     for run in runs[:max_lines]:
         seconds, how = "", "deleted, no longer needed"
         if run.hash in reasons:
-            seconds, how = history.seconds_text(run), reasons[run.hash]
+            expected, how = guess(run), reasons[run.hash]
+            seconds = "?" if expected is None else f"~{expected:.0f}"
         elif manifest := read_manifest(run.folder):
             seconds, how = f"{manifest.seconds:.0f}", "finished"
         rows.append((run.name, run.config.stage, seconds, how))

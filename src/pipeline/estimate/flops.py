@@ -57,7 +57,7 @@ class Gpu:
         bandwidth_share: The share of `bandwidth` that scoring reaches.
         scoring: By products the share of the rate that scoring reaches, and further seconds a layer
             and step.
-        records: The files of the measurements of training and of scoring.
+        records: The files of the measurements of training and of scoring; empty: assumed.
         is_cpu: True for threads of a CPU.
     """
 
@@ -89,14 +89,6 @@ class Gpu:
         """Return the expected FLOP/s of scoring. bf16x3 has a third of the rate of bf16."""
         peak = {"float32": self.fp32, "bf16x3": self.bf16 / 3}.get(products, self.bf16)
         return peak * self.scoring[products][0]
-
-    def basis(self) -> str:
-        """Return the source of the card's rates, in the words of a plan."""
-        sources = [
-            f"results/bench/{record}.json" if record else "assumed" for record in self.records
-        ]
-        training, scoring = sources
-        return f"rates of training: {training}; of scoring: {scoring}; between cards: assumed"
 
 
 @lru_cache(maxsize=1)

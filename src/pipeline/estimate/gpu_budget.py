@@ -22,7 +22,6 @@ from pipeline.estimate.flops import (
     cards,
     host_memory,
     prompts_of,
-    rows_of,
     scoring_seconds,
     training_seconds,
 )
@@ -59,7 +58,6 @@ class Cost:
         gpus: The number of GPUs.
         weights: Bytes of the weights on disk.
         snapshots: Bytes of the snapshots on disk.
-        rows: The rows that an evaluation computes together, for its longest questions.
     """
 
     run: Run
@@ -69,7 +67,6 @@ class Cost:
     gpus: int = 1
     weights: int = 0
     snapshots: int = 0
-    rows: int = 0
 
 
 @dataclass
@@ -97,15 +94,6 @@ class Bill:
 
     def costs(self) -> list[Cost]:
         return [*chain.from_iterable(self.kinds.values())]
-
-    def basis(self) -> str:
-        """Return the sources of the hours: the card's rates, and the rows scored together."""
-        rates = cards()[self.plan.gpu or ""].basis()
-        rows = {cost.rows for cost in self.costs()} - {0}
-        if not rows:
-            return rates
-        span = sorted({min(rows), max(rows)})
-        return f"{rates}; {' to '.join(map(str, span))} rows scored at once"
 
     def left_out(self) -> list[str]:
         """Return how many runs of each kind have no cost, with the first reason."""
@@ -308,12 +296,8 @@ def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
     """Return the cost of an evaluation. The batch is halved until it fits, so one row must fit."""
     dtype = dtype_of(run)
     shape = shape_for(run)
-    batch_size = run.config.eval.batch_size
     hours = scoring_work(run, gpu) / 3600
-    kinds = question_sets_of(run)
-    rows = min(rows_of(shape, kind, gpu, dtype, batch_size) for kind in kinds)
-    host = host_memory(shape.parameters, dtype)
-    return Cost(run, hours, least_memory(run, dtype), host, rows=rows)
+    return Cost(run, hours, least_memory(run, dtype), host_memory(shape.parameters, dtype))
 
 
 def scoring_work(run: Evaluation, machine: Gpu) -> float:

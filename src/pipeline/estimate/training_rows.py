@@ -46,12 +46,10 @@ def row_lengths(run: Training) -> tuple[float, ...]:
     return tuple(sorted(lengths))
 
 
-def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source, Path]]:
+def source_files(data: Parent) -> list[tuple[str, Source, Path]]:
     """Return (name, source, file) of a data run, if all its files are local or below data_root.
 
-    Args:
-        data: The data run.
-        readable: Return only files whose rows a plan can read.
+    Only files whose rows a plan can read are returned.
     """
     if not isinstance(data, Run):
         return []
@@ -64,7 +62,7 @@ def source_files(data: Parent, readable: bool = True) -> list[tuple[str, Source,
             file = root.folder / source.file
         else:
             return []
-        if not readable or file.suffix in READABLE:
+        if file.suffix in READABLE:
             files.append((name, source, file))
     return files
 

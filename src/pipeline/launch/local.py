@@ -20,23 +20,21 @@ from tempfile import TemporaryDirectory
 
 from pipeline.config.stages import trains
 from pipeline.errors import Held, PipelineError
-from pipeline.estimate.durations import History
+from pipeline.estimate.durations import guess
 from pipeline.launch.attempts import count_attempt
 from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
 from pipeline.launch.plan_file import Task, plan_name, publish_plan, tasks_of
 from pipeline.launch.preflight import refuse_too_large
 from pipeline.launch.work import BLOCKED, LOOK, Session, work
-from pipeline.progress import LOG_SECONDS, format_duration, say
-from pipeline.runs import state, stop
+from pipeline.progress import format_duration, say
+from pipeline.runs import stop
 from pipeline.runs.disk import check_writable
-from pipeline.runs.folders import finished_manifests
-from pipeline.runs.graph import longest_paths, order_runs, reasons_unfinished
+from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, waits_for
 from pipeline.runs.make import clear_workplace
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
-from pipeline.text import pluralize
 
 Failures = dict[str, str]  # run name -> reason
 
@@ -66,7 +64,6 @@ class Local:
         else:
             self.places = []
         self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
-        self.shown_at = 0.0
 
     def __enter__(self) -> Local:
         self.folder = TemporaryDirectory(prefix="pipeline-", ignore_cleanup_errors=True)
@@ -130,20 +127,14 @@ class Local:
                 if reason:
                     failed[run.name] = reason
                     self.tell_failure(run.name, reason)
-        history = History(finished_manifests(runs_dir))
         remaining = []
         for run in unfinished:
             if run.name not in failed:
                 remaining.append(run)
         self.watch(remaining, len(runs))
-        tasks = tasks_of(remaining, history.predict)
-        if (
-            self.count > 1
-            # Longest path to the end first. Parents stay first, because their paths are not
-            # shorter.
-        ):
-            paths = longest_paths(remaining, {task.hash: task.seconds or 0.0 for task in tasks})
-            tasks.sort(key=lambda task: -paths[task.hash])
+        tasks = tasks_of(remaining, guess)
+        if self.count > 1:  # the longest first, so that no worker is left alone with it
+            tasks.sort(key=lambda task: (task.level, -(task.seconds or 0.0)))
         self.session.add(tasks)
         if self.planned and tasks:
             publish_plan(runs_dir, plan_name(targets), self.session.tasks)
@@ -189,9 +180,6 @@ class Local:
                 if worker.poll() is not None:
                     self.replace(number)
             self.tell()
-            if time.monotonic() - self.shown_at >= LOG_SECONDS:
-                self.shown_at = time.monotonic()
-                say(self.progress_line())
             held = self.held_by_others()
             if held and not should_wait():
                 return list(starmap(held_by, held.items()))
@@ -270,7 +258,6 @@ class Local:
         self.total = total
         self.started: dict[str, float] = {}  # start times of the runs that are being computed
         self.ended: set[str] = set()
-        self.shown_at = time.monotonic()
 
     def tell(self) -> None:
         """Print the runs that have begun or ended since the last call."""
@@ -317,18 +304,6 @@ class Local:
             return "unknown time"
         seconds = max(*seconds_left, sum(seconds_left) / self.count)
         return f"about {format_duration(seconds)}"
-
-    def progress_line(self) -> str:
-        """Return a line with the remaining runs and time, and the progress of each run."""
-        parts = [f"{pluralize(len(self.session.left), 'run')} and {self.time_left()} left"]
-        for key, begun in self.started.items():
-            record = state.read_state(self.runs[key].workplace)
-            step = ""
-            if record.get("steps"):
-                step = f" {record['step']}/{record['steps']}"
-            seconds = time.monotonic() - begun
-            parts.append(f"{self.runs[key].label}{step} {seconds:.0f} s")
-        return " | ".join(parts)
 
 
 def execute_here(targets: list[Run], aloud: bool = True) -> Failures:

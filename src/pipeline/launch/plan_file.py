@@ -35,7 +35,7 @@ class Task:
         gpus: number of GPUs.
         models: the models that an evaluation loads.
         seconds: predicted duration.
-        level: with launcher=slurm, the longest chain of runs before this run.
+        level: the longest chain of runs before this run.
         kind: with launcher=slurm, the name of the requested resources.
     """
 

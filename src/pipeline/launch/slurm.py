@@ -20,12 +20,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.config.stages import Launcher
 from pipeline.errors import Held, PipelineError
-from pipeline.estimate.durations import ON_GPU, History
+from pipeline.estimate.durations import ON_GPU, guess
 from pipeline.estimate.flops import cards
 from pipeline.files import ADDED_CONF, config_dir_flags
 from pipeline.launch.job_script import COMPLETED, job_script, quote_with_expansion, requeue_lines
@@ -44,7 +45,6 @@ from pipeline.launch.slurm_commands import (
 )
 from pipeline.launch.work import PLAN, Session
 from pipeline.runs.disk import check_writable
-from pipeline.runs.folders import finished_manifests
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import hold_lease
 from pipeline.runs.run import Run
@@ -97,8 +97,8 @@ def execute(
         card = None
     else:
         card = cards()[launcher.gpu or ON_GPU]
-    history = History(finished_manifests(runs_dir), gpu=lambda: card)
-    tasks = tasks_of(unfinished, history.predict, {key: kind.name for key, kind in kinds.items()})
+    predict = partial(guess, gpu=lambda: card)
+    tasks = tasks_of(unfinished, predict, {key: kind.name for key, kind in kinds.items()})
     tasks.sort(key=lambda task: task.level)
     folder, resources = runs_dir / FOLDER / name, {kind.name: kind for kind in kinds.values()}
     if launcher.dry_run:

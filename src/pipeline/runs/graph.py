@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from graphlib import TopologicalSorter
 
 from pipeline.runs.make import why_not_finished
@@ -25,19 +25,6 @@ def order_runs(targets: list[Run]) -> list[Run]:
     for target in targets:
         add_run(target)
     return [runs[key] for key in TopologicalSorter(graph).static_order()]
-
-
-def longest_paths(runs: Sequence[Run], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return, by run hash, the seconds on the longest path from the start of a run to the end.
-
-    In `runs`, parents come first. `seconds` has the seconds of each run by its hash.
-    """
-    paths: dict[str, float] = {}
-    for run in reversed(runs):
-        paths[run.hash] = paths.get(run.hash, 0.0) + seconds.get(run.hash, 0.0)
-        for parent in parent_runs(run.parents):
-            paths[parent.hash] = max(paths.get(parent.hash, 0.0), paths[run.hash])
-    return paths
 
 
 def reasons_unfinished(runs: list[Run], targets: Iterable[Run] = ()) -> dict[str, str]:
