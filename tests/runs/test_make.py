@@ -18,6 +18,7 @@ from small_runs import a_run, never, writes
 from pipeline.commands.plan import show_runs
 from pipeline.config.compose import compose
 from pipeline.errors import PipelineError
+from pipeline.launch.in_process import error_sentence
 from pipeline.launch.local import execute_here
 from pipeline.runs.find import find_run
 from pipeline.runs.graph import order_runs, reasons_unfinished
@@ -224,9 +225,10 @@ def test_a_file_larger_than_the_limit_of_the_shell_names_the_folder(
         (work / "x").write_bytes(bytes(2**21))
         return {}
 
-    told = rf"^File too large: runs_dir={tmp_path} has .* GB free"
-    with files_up_to(2**20), pytest.raises(PipelineError, match=told):
+    with files_up_to(2**20), pytest.raises(OSError) as refused:
         make_once(a_run(tmp_path), writes_2_mb)
+    told = error_sentence(refused.value)
+    assert told and told.startswith("File too large: the disk of runs_dir or of TMPDIR is full")
 
 
 def in_a_process(runs_dir: str) -> None:
@@ -276,12 +278,11 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(wrapped: bool, tmp_path:
         return {}
 
     with small_disk(tmp_path / "disk", 80) as disk:
-        run, told = (
-            a_run(disk / "runs"),
-            rf"^No space left on device: runs_dir={disk}/runs has 0.0 GB free.*; free some",
-        )
-        with ExitStack() as full, pytest.raises(PipelineError, match=told):
+        run = a_run(disk / "runs")
+        with ExitStack() as full, pytest.raises((OSError, RuntimeError)) as refused:
             make_once(run, fills)
+        told = error_sentence(refused.value)
+        assert told and "the disk of runs_dir or of TMPDIR is full: free some" in told
         assert not list(run.workplace.glob("state.json.*"))
         (run.workplace / "state.json.7-0a.part").touch()  # of a writer that was killed
         make_once(run, writes())

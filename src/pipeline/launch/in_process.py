@@ -34,7 +34,12 @@ OUT_OF_MEMORY = (
     "out of memory: lower sft.micro_batch_size, sft.seq_length or eval.batch_size; nothing was"
     " published"
 )
-DEVICE_ERRORS = {  # messages of torch and NCCL -> the remedy
+DISK_FULL = (
+    "the disk of runs_dir or of TMPDIR is full: free some (stage=clean), or give another runs_dir;"
+    " nothing was published"
+)
+DEVICE_ERRORS = {  # messages of torch, NCCL and safetensors -> the remedy
+    r"os error (28|122|27)\b|PytorchStreamWriter failed writing": DISK_FULL,
     r"OutOfMemoryError: ": OUT_OF_MEMORY,
     r"NVIDIA driver on your system is too old": (
         "the NVIDIA driver is too old for this torch: update the driver, or "
@@ -160,6 +165,8 @@ def error_sentence(error: BaseException) -> str | None:
     if isinstance(error, PipelineError):
         return printable(shorten_words(without_credentials(str(error))))
     if isinstance(error, OSError) and error.errno is not None:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return f"{error.strerror}: {DISK_FULL}"
         file = shorten_words(str(error.filename or "no file named"))
         text = f"{error.strerror}: {file}; nothing was published"
         shared = "; people who share a runs_dir need group rights: chmod -R g+rwsX, umask 002"

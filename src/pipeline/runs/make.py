@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.files import fingerprints
 from pipeline.hub.lock import read_lock
 from pipeline.runs import state
-from pipeline.runs.disk import check_disk, naming_a_full_disk
+from pipeline.runs.disk import check_disk
 from pipeline.runs.folders import finished_names
 from pipeline.runs.lease import UNOWNED, Holder, Lease, hold_lease, latest_work_folder, take_lease
 from pipeline.runs.manifest import MANIFEST, Ancestor, Malformed, Manifest, read_manifest
@@ -106,10 +106,7 @@ def make_once(
         Held: If another process computes it, and this process is in an allocation, where it does
             not wait.
     """
-    with (
-        naming_a_full_disk(run.runs_dir),
-        hold_lease(run.workplace, run.name, None if begin is None else False) as lease,
-    ):
+    with hold_lease(run.workplace, run.name, None if begin is None else False) as lease:
         run.lease = lease.of.id
         try:
             if begin is not None:
@@ -132,8 +129,7 @@ def make_once(
                     read_lock(run.runs_dir).check_model(parent.hub)
             check_disk(run, bytes_needed(run))
             lease.take_over()
-            tracked_state = state.track_state(run.workplace, lease.of, run.name, run.config.stage)
-            with tracked_state, naming_a_full_disk(run.runs_dir):
+            with state.track_state(run.workplace, lease.of, run.name, run.config.stage):
                 _compute_run(run, lease, stage, next_attempt(run), predicted_seconds)
             state.remove_state(run.workplace)
             return run.folder
