@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 from fixture_types import Call, Make
 
-from pipeline.benchmarks import primary_metric
-from pipeline.commands.status import of_finished
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import score_lines
-from pipeline.runs.manifest import Manifest
-from pipeline.stages.rows import RUN_STAGES
 
 
 def shown(call: Call, folder: Path, *words: str) -> Any:
@@ -53,7 +49,6 @@ def test_rows_of_a_training_with_the_trained_part_marked(math_expert: Path, call
     for row in rows:
         prompt, completion = ("".join(row[key].split()) for key in ("prompt", "completion"))
         assert f"{prompt}[[{completion}</s>]]" in marked.replace("|", "").replace("<s>", "")
-    assert json.dumps(rows[0], ensure_ascii=False) in shown(call, data, "show.rows=1")
 
 
 def test_an_evaluation_with_answers(scored: Path, call: Call) -> None:
@@ -124,23 +119,3 @@ def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: 
         "not a finished run of"
         in call("stage=show", "run=language", f"runs_dir={tmp_path}/runs").err
     )
-
-
-def test_status_tells_scores_of_the_development_split_apart() -> None:
-    decided_by = {"stage": "eval", "version": RUN_STAGES["eval"].version}
-    facts = {"scores": {f"mgsm/qac/{primary_metric('mgsm')[0]}": 0.228}}
-    rows = [
-        of_finished(
-            Manifest(
-                "eval",
-                "e",
-                decided_by,
-                facts,
-                {"eval": {"split": split}},
-                started="2026-11-22T08:48:01",
-            )
-        )
-        for split in ("test", "dev")
-    ]
-    assert [row.score for row in rows] == ["mgsm qac 22.8", "mgsm qac 22.8 (dev)"]
-    assert {row.detail for row in rows} == {"began 2026-11-22 08:48"}

@@ -5,7 +5,6 @@ It reads the run's folder. On request it also prints some answers or rows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -81,21 +80,14 @@ def indented(mark: str, lines: Iterable[str]) -> list[str]:
 
 
 def rows_of(manifest: Manifest, folder: Path, config: ShowStage) -> list[str]:
-    """Return the first rows of a data run as JSON, or those that a training reads.
-
-    The trained part is in [[ ]].
+    """Return the first rows that a training reads. The trained part is in [[ ]].
 
     Raises:
         PipelineError: the run has no rows.
     """
-    if manifest.stage == "data":
-        rows = read_jsonl(folder / "train.jsonl")[: config.show.rows]
-        texts = [json.dumps(row, ensure_ascii=False) for row in rows]
-        return ["rows:", *indented("  ", texts)]
     if not (folder / ROWS).is_file():
         raise PipelineError(
-            f"show.rows={config.show.rows}: {manifest.name} has no {ROWS}. Name a run of stage=sft"
-            " or stage=data."
+            f"show.rows={config.show.rows}: {manifest.name} has no {ROWS}. Name a run of stage=sft."
         )
     from pipeline.models.load import load_tokenizer
 
@@ -145,32 +137,21 @@ def parent_lines(manifest: Manifest) -> list[str]:
 
 
 def curve_lines(folder: Path) -> list[str]:
-    """Return some steps of a training's log and all validation losses.
-
-    The first and the last step are included.
-    """
+    """Return some steps of a training's log, with the last, and all validation losses."""
     path = folder / "log.jsonl"
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:
         return []
-    logged = list(read_jsonl(path))
-    steps = [row for row in logged if "loss" in row]
-    indices = set()
-    if steps:
-        distance = (len(steps) - 1) / (POINTS - 1)
-        indices = {round(index * distance) for index in range(POINTS)}
-    points = [steps[index] for index in sorted(indices)]
-    points += [row for row in logged if any(key.startswith("validation") for key in row)]
-    points.sort(key=lambda row: row["step"])
-    names: dict[str, None] = {}
-    for row in points:
-        for key in row:
-            if "loss" in key or key == "grad_norm":
-                names[key] = None
-    rows = [["  step", *names]]
-    for row in points:
-        values = [f"{row[key]:.4g}" if key in row else "" for key in names]
-        rows.append([f"  {row['step']}", *values])
-    return [f"curve ({len(steps)} logged steps, log.jsonl has all):", *align_columns(rows)]
+    import pandas as pd
+
+    log = pd.read_json(path, lines=True)
+    log = log.set_index("step").filter(regex="loss|grad_norm")
+    logged = log[log["loss"].notna()]
+    validated = log.drop(columns="loss").filter(like="validation").notna().any(axis=1)
+    every = max(1, len(logged) // POINTS)
+    steps = {*logged.index[::every], *logged.index[-1:], *log.index[validated]}
+    points = log[log.index.isin(steps)]
+    table = points.reset_index().to_string(index=False, na_rep="", float_format="{:.4g}".format)
+    return [f"curve ({len(logged)} logged steps, log.jsonl has all):", *table.splitlines()]
 
 
 def answer_lines(folder: Path, count: int) -> list[str]:

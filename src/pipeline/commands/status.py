@@ -6,18 +6,15 @@ It reads only their files. Slurm is not asked.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks import primary_metric
 from pipeline.config.stages import StatusStage, TableStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.launch.plan_file import LOGS, Task, read_plans
 from pipeline.launch.slurm import FOLDER, log_of
 from pipeline.launch.slurm_commands import last_log_line
@@ -46,7 +43,6 @@ class RunStatus:
     steps: int | None = None
     seconds_left: float | None = None
     log: str | None = None
-    score: str | None = None  # main score of an evaluation, in percent or on its own scale 0-100
 
 
 def show_status(config: StatusStage) -> str:
@@ -72,7 +68,7 @@ def show_status(config: StatusStage) -> str:
         return json.dumps([asdict(status) for status in statuses], indent=1)
     if not statuses:
         return f"No run{of_table} was computed or submitted in runs_dir={runs_dir} yet."
-    rows = [("run", "stage", "seconds", "attempt", "score", "state")]
+    rows = [("run", "stage", "seconds", "attempt", "state")]
     for status in statuses:
         seconds, attempt, text = "", "", status.state
         if status.seconds is not None:
@@ -81,7 +77,7 @@ def show_status(config: StatusStage) -> str:
             attempt = str(status.attempt)
         if status.detail:
             text += f": {status.detail}"
-        rows.append((status.run, status.stage, seconds, attempt, status.score or "", text))
+        rows.append((status.run, status.stage, seconds, attempt, text))
     states = Counter(status.state for status in statuses)
     counts = [f"{count} {state}" for state, count in states.items()]
     return "\n".join([*align_columns(rows, right={2, 3}), ", ".join(counts)])
@@ -128,9 +124,6 @@ def unfinished_statuses(runs_dir: Path, finished: Container[str]) -> list[RunSta
 
 
 def of_finished(manifest: Manifest) -> RunStatus:
-    score = main_score(manifest.facts.get("scores") or {})
-    if score and manifest.config.get("eval", {}).get("split", "test") != "test":
-        score += " (dev)"
     minute = manifest.started[: len("2026-01-01T00:00")]
     return RunStatus(
         run=manifest.name,
@@ -140,26 +133,7 @@ def of_finished(manifest: Manifest) -> RunStatus:
         hash=manifest.hash,
         seconds=manifest.seconds,
         attempt=manifest.attempt,
-        score=score,
     )
-
-
-def main_score(scores: Mapping[str, float]) -> str | None:
-    """Return the primary metric of an evaluation's first task, as in `mgsm sw 16.0`.
-
-    For several languages it is their mean.
-    """
-    for task in dict.fromkeys(name.partition("/")[0] for name in scores):
-        metric = primary_metric(task)[0]
-        languages = []
-        for name in scores:
-            if re.fullmatch(rf"{task}/[^/]+/{re.escape(metric)}", name):
-                languages.append(name.split("/")[1])
-        if languages:
-            column = "mean" if "mean" in languages else languages[0]
-            value = percent_factor(metric) * scores[f"{task}/{column}/{metric}"]
-            return f"{task} {column} {value:.1f}"
-    return None
 
 
 def of_unfinished(
