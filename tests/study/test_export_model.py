@@ -63,9 +63,7 @@ def nothing_of_here(folder: Path, runs_dir: Path) -> None:
 # --- what is written ---
 
 
-def test_a_merge_to_take_away(
-    export: Call, swap: Path, scored: Path, runs_dir: Path, tmp_path: Path
-) -> None:
+def test_a_merge_to_take_away(export: Call, swap: Path, runs_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert export(swap, status=0).out.strip() == str(out)
     assert torch.equal(logits(out), logits(swap))
@@ -84,46 +82,7 @@ def test_a_merge_to_take_away(
     assert {"merge", "layer_swap"} <= set(
         card.data.tags
     ) and card.data.library_name == "transformers"
-    ours, of_scores = (read_manifest(one).parents.values() for one in (swap, scored))  # type: ignore[union-attr]
-    assert all(parent.name in card.text for parent in ours)
-    files = [file for one in of_scores if (file := runs_dir / one.name / "scores.json").is_file()]
-    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
-    mgsm = next(
-        row for row in rows if row["task"] == "mgsm_direct" or row["task"].startswith("mgsm")
-    )
-    lines = [
-        line
-        for line in card.text.splitlines()
-        if f"{mgsm['task']} " in line and f", {mgsm['language']}:" in line
-    ]
-    assert any(f"{100 * mgsm['value']:.1f}" in line and "limit=3" in line for line in lines)
-
-
-def test_scores_of_one_task_vary(
-    export: Call, make_run: Make, world: Path, math_expert: Path, tmp_path: Path
-) -> None:
-    asked = [
-        "stage=eval",
-        f"checkpoint={math_expert}",
-        f"data_root={world}",
-        "eval.limit=20",
-        "eval.max_gen_toks=12",
-    ]
-    ways = {2: ["eval=mgsm_direct_2shot"], 0: ["eval=mgsm_direct_0shot"]}
-    scores = {shots: make_run(*asked, *words) / "scores.json" for shots, words in ways.items()}
-    make_run(*asked, *ways[2], "eval.exemplars=random")
-    export(math_expert, status=0)
-    card = ModelCard.load(tmp_path / "out/README.md")
-    lines = [line for line in card.text.splitlines() if "mgsm_direct " in line]
-    for shots, file in scores.items():
-        value = 100 * json.loads(file.read_text())["rows"][0]["value"]
-        assert any(
-            f"mgsm_direct {shots}-shot" in line and f"{value:.1f}" in line for line in lines
-        ), lines
-    two_shot = [line for line in lines if "mgsm_direct 2-shot" in line]
-    assert len(two_shot) == 2 and sum("exemplars=random" in line for line in two_shot) == 1
-    assert all("limit=20" in line and " to " in line for line in lines)
-    assert "with 95 % intervals" in card.text
+    assert all(parent.name in card.text for parent in read_manifest(swap).parents.values())  # type: ignore[union-attr]
 
 
 def test_a_cast_says_what_it_costs(export: Call, math_expert: Path, tmp_path: Path) -> None:

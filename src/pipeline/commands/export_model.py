@@ -23,23 +23,19 @@ from pipeline.commands.model_card import (
     render_card,
 )
 from pipeline.config.extensions import EXPORTS, outside_core
-from pipeline.config.knob import format_value
 from pipeline.config.stages import ExportStage
 from pipeline.errors import PipelineError
-from pipeline.evaluate.records import read_scores
-from pipeline.evaluate.shown_scores import primary_of, score_line
 from pipeline.hub.publish import publish_folder, ready_for
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import check_sources
 from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.open_merge import open_merge
-from pipeline.models.checkpoint import DTYPES, is_adapter, read_json
+from pipeline.models.checkpoint import DTYPES, read_json
 from pipeline.models.load import has_tokenizer
 from pipeline.models.skeleton import check_shapes
 from pipeline.progress import say, warn
-from pipeline.runs.folders import finished_names
-from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
+from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Parent
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.resolver import Resolver
@@ -159,29 +155,13 @@ def open_as_merge(model: Parent, config: ExportStage) -> Merging:
 
     Weights that already have this dtype are copied. Others are cast once.
     """
-    source = open_source(model.folder, base_given(model, config))
+    source = open_source(model.folder)
     check_sources({"0": source}, lambda _: "checkpoint")
     if read_manifest(source.model.folder) is None:
         check_shapes(source.model.folder, "checkpoint")
     return open_merge(
         Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source}
     )
-
-
-def base_given(model: Parent, config: ExportStage) -> Path | None:
-    """Return the folder of export.base.
-
-    Raises:
-        PipelineError: export.base is set, but the model is not an external adapter.
-    """
-    if config.export.base is None:
-        return None
-    if read_manifest(model.folder) is not None or not is_adapter(model.folder):
-        raise PipelineError(
-            f"export.base={config.export.base} applies to an external adapter, but {model.name} is"
-            " none. Remove export.base."
-        )
-    return Resolver(config.runs_path, build).model(config.export.base, "export.base").folder
 
 
 def write_model(merge: Merging, folder: Path, config: ExportStage) -> None:
@@ -221,7 +201,7 @@ def card_text(
 ) -> str:
     """Return the model card.
 
-    It says how the model was made, the rounding error of the cast, and the model's scores.
+    It says how the model was made, and the rounding error of the cast.
     """
     runs_dir, manifest = config.runs_path, read_manifest(model.folder)
     sections = [f"# {name}\n\n{describe_run(model, runs_dir)}\n{data_section(origin)}"]
@@ -235,10 +215,6 @@ def card_text(
         method = (manifest.config.get("merge") or {}).get("method")
         recipe = (manifest.config.get("sft") or {}).get("name")
         tags = [str(tag) for tag in (manifest.stage, method, recipe) if tag]
-        scored = score_items(manifest, runs_dir)
-        if scored:
-            how = "Scores of the weights before any cast, out of 100 with 95 % intervals:"
-            sections.append("\n".join(["## Results", "", how, "", *scored]) + "\n")
         if manifest.stage == "merge" and len(origin.bases) > 1:
             relation = "merge"
     if merge.adapter:
@@ -255,26 +231,3 @@ def describe_cast(merge: Merging, config: ExportStage) -> str | None:
     stored = "+".join(sorted({source.info(name).dtype for name in merge.names}))
     error = merge.cast()["cast"]["relative_error"]
     return f"cast from {stored} to {DTYPES[str(config.export.dtype)]}: relative error {error:.2g}"
-
-
-def score_items(manifest: Manifest, runs_dir: Path) -> list[str]:
-    """Return a line for the main score of each task and language of exactly these weights.
-
-    It ends with the settings of the evaluation that are not defaults.
-    """
-    roots = {manifest.weights_root, manifest.weights.get("made_of")} - {None}
-    items = []
-    for name in finished_names(runs_dir, "eval-"):
-        evaluation = read_manifest(runs_dir / name)
-        if evaluation is None or evaluation.facts.get("weights_root") not in roots:
-            continue
-        settings = {**evaluation.decided_by["config"]["eval"]}
-        settings.pop("tasks", None)
-        words = [f", {key}={format_value(value)}" for key, value in settings.items()]
-        rows, _ = read_scores(runs_dir / name / "scores.json")
-        for row in primary_of(rows):
-            if row.value is not None:
-                task, place, metric, score, n = score_line(row)
-                line = f"- {task.strip()}, {place}: {metric} {score}, {n} questions"
-                items.append(line + "".join(words))
-    return items

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.knob import format_value
-from pipeline.errors import PipelineError
 from pipeline.hub.addresses import REPOSITORY
-from pipeline.languages import language
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
 from pipeline.runs.run import Parent, flatten_dict
@@ -34,13 +31,11 @@ class Origin:
     Attributes:
         bases: the nearest models on the Hub.
         sets: (name, id if it was read from the Hub, licence).
-        languages: ISO 639 codes.
         licences: model -> licence in the Hub's spelling, if a manifest records it.
     """
 
     bases: tuple[str, ...] = ()
     sets: tuple[tuple[str, str | None, str], ...] = ()
-    languages: tuple[str, ...] = ()
     licences: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -97,19 +92,17 @@ def origin_from_config(
         else:
             references.append(sources)
     bases = list(hub_models(references))
-    sets, codes = sets_and_languages(config)
+    sets = sets_of(config)
     licences: dict[str, str] = {}
     for origin in origins:
         licences |= origin.licences
         bases += origin.bases
         sets += origin.sets
-        codes += origin.languages
     if model.get("licence"):
         licences = {name: model["licence"]}
     return Origin(
         bases=drop_duplicates(bases),
         sets=drop_duplicates(sets),
-        languages=drop_duplicates(codes),
         licences=licences,
     )
 
@@ -129,10 +122,8 @@ def drop_duplicates(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def sets_and_languages(
-    config: Mapping[str, Any],
-) -> tuple[list[tuple[str, str | None, str]], list[str]]:
-    """Return the sets that a training read, and their languages.
+def sets_of(config: Mapping[str, Any]) -> list[tuple[str, str | None, str]]:
+    """Return the sets that a training read.
 
     A file below data_root need not be the data set of that name on the Hub, so it gets no
     repository and no licence.
@@ -140,7 +131,7 @@ def sets_and_languages(
     of_run = config.get("expert") or {}
     experts = (of_run.get("union") or {}).values() or [of_run]
     excluded = (config.get("data") or {}).get("leave_out") or []
-    sets, codes = [], []
+    sets = []
     for expert in experts:
         text = config.get("stage") == "cpt" and expert.get("text")
         for name, source in (text or expert.get("sources") or {}).items():
@@ -151,21 +142,7 @@ def sets_and_languages(
                 licence = "" if hub else licence
                 hub = None
             sets.append((name, hub, licence))
-            if of_iso_639(source.get("language")):
-                codes.append(source["language"])
-    return sets, codes
-
-
-def of_iso_639(code: str | None) -> bool:
-    """Return True if the Hub knows a language code.
-
-    It does not know codes of constructed languages.
-    """
-    if code is None or not re.fullmatch("[a-z]{2,3}", code):
-        return False
-    with suppress(PipelineError):
-        return not language(code).constructed
-    return False
+    return sets
 
 
 # --- the text ---
@@ -195,7 +172,6 @@ def render_card(
         base_model=list(made_of.bases) or None,
         base_model_relation=relation if made_of.bases else None,
         datasets=list(filter(None, datasets)) or None,
-        language=list(made_of.languages) or None,
         license=licence,
         library_name="peft" if relation == "adapter" else "transformers",
         pipeline_tag="text-generation",
