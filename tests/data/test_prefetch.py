@@ -17,13 +17,14 @@ import repositories
 import yaml
 from datasets.data_files import resolve_pattern
 from fake_hub import Hub, serving
+from huggingface_hub import constants
 
 from pipeline.benchmarks import BENCHMARKS
 from pipeline.commands.prefetch import data_files, fetch_url, write_lock
 from pipeline.config import conf
 from pipeline.config.data import Source
 from pipeline.errors import PipelineError
-from pipeline.hub.lock import Lock, hub_cache, read_lock
+from pipeline.hub.lock import Lock, read_lock
 from pipeline.runs.find import find_run
 from pipeline.runs.manifest import read_manifest
 
@@ -210,7 +211,8 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     """
     before = place.run("stage=plan", "table=fetched", "plan.lines=99", offline=True)
     assert before.status == 0, before.err
-    missing = next(line for line in before.out.splitlines() if line.startswith("not pinned "))
+    notes = " ".join(before.out.split()).partition("not pinned ")[2]
+    missing = notes.partition(" cannot be fetched here")[0] + " cannot be fetched here"
     missing, _, offline = missing.partition("; HF_HUB_OFFLINE is set, and ")
     named = missing.partition(": ")[2].split(", ")
     assert {"tiny/base", "CohereLabs/aya_dataset", "bigscience/xP3mt", "juletxara/mgsm"} <= set(
@@ -351,8 +353,7 @@ def test_what_was_refused_or_came_in_part_is_fetched_by_the_same_command(
 ) -> None:
     """Too many requests, and downloads that break off.
 
-    Of the Hub's files, which its client asks for again, and of one elsewhere, which urllib takes
-    for whole.
+    The Hub's client asks again for a file that broke off, of the Hub or of another site.
     """
     place.hub.gated.clear()
     head = place.hub.heads["models/tiny/base"]
@@ -362,11 +363,11 @@ def test_what_was_refused_or_came_in_part_is_fetched_by_the_same_command(
     with place.with_an_empty_cache(tmp_path) as elsewhere:
         told = elsewhere.run("stage=prefetch", "table=fetched")
         assert told.status == 1 and "could not be fetched: " in told.err, told.err
-        assert "Too Many Requests" in told.err and "broke off after" in told.err
+        assert "Too Many Requests" in told.err
         asked = [*place.hub.busy.values(), *place.hub.cut.values(), *place.mirror.cut.values()]
         assert not any(asked)
         fetched = elsewhere.run("stage=prefetch", "table=fetched")
-    assert "Too Many Requests" not in fetched.err and "broke off after" not in fetched.err
+    assert "Too Many Requests" not in fetched.err
     lock = elsewhere.lock()
     whole = place.mirror.files[nllb]
     (entry,) = lock["urls"].values()
@@ -383,6 +384,7 @@ def test_a_file_that_has_changed_at_its_address_stays_locked_until_an_update(
     A file that is there in part is fetched again too.
     """
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with serving() as mirror:
         mirror.files["/pairs.gz"] = b"0123456789"
         source = Source(url=f"{mirror.address}/pairs.gz", rows="nllb", file="x")
@@ -409,6 +411,7 @@ def test_a_lock_file_holds_no_credential_and_tells_addresses_apart(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     lock = Lock(folder=tmp_path)
     with serving() as mirror:
         mirror.files["/rows.jsonl"] = b'{"prompt": "q", "completion": "a"}\n'
@@ -454,7 +457,7 @@ def test_a_pattern_of_files_is_locked_as_it_is_read(tmp_path: Path, pattern: str
 def test_a_locked_model_is_its_folder_in_the_cache_and_has_another_hash(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     free = find_run("hub:org/name", tmp_path, "checkpoint")
     lock = {
         "models": {"org/name": {"revision": "abc", "files": {"config.json": 2}}},
@@ -484,7 +487,7 @@ def test_a_locked_model_is_its_folder_in_the_cache_and_has_another_hash(
 def test_a_cache_half_written_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     parts = {"default/train": {"format": "parquet", "files": {"data/a.parquet": 10}}}
     lock = Lock(datasets={"org/set@1.0": {"revision": "abc", "parts": parts}})
     source = Source(hub="org/set", revision="1.0", rows="text", file="x")
@@ -501,18 +504,3 @@ def test_a_cache_half_written_is_refused_before_it_is_read(
     assert files == [file] and found.format == "parquet"
     other = Source(hub="org/set", rows="text", file="x")
     assert lock.pinned(other) == other and lock.source(other) == (other, None)
-
-
-def test_the_cache_is_where_huggingface_hub_has_it(monkeypatch: Any) -> None:
-    program = "import huggingface_hub.constants as c; print(c.HF_HUB_CACHE)"
-    for env in (
-        {},
-        {"HF_HOME": "/a/home"},
-        {"XDG_CACHE_HOME": "/a/b"},
-        {"HF_HUB_CACHE": "~/h", "HF_HOME": "/no"},
-    ):
-        for key in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
-            monkeypatch.delenv(key, raising=False)
-        for key, value in env.items():
-            monkeypatch.setenv(key, value)
-        assert hub_cache() == Path(forked.python("-c", program).stdout.strip())

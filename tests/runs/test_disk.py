@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import unusable_cache
@@ -44,15 +45,13 @@ def test_a_folder_on_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cache_that_cannot_be_written_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "HF_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "/dev/null/home/hub")
     assert (
         unusable_cache()
-        == "HOME=/dev/null, and so HF_HOME=/dev/null/.cache/huggingface cannot be written (Not a"
-        " directory). Set HF_HOME to a folder that can be written."
+        == "The Hub's cache /dev/null/home cannot be written (Not a directory). Set HF_HOME to a"
+        " folder that can be written."
     )
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "new"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "new/hub"))
     assert unusable_cache() == ""
 
 
@@ -64,12 +63,11 @@ def test_a_cache_in_which_no_file_can_be_locked_is_named(
     def refused(file: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
     assert unusable_cache() == ""
     monkeypatch.setattr("fcntl.flock", refused)
     assert unusable_cache().startswith(
-        f"HF_HOME={tmp_path}/home cannot be written (No locks available). Set HF_HOME to"
+        f"The Hub's cache {tmp_path}/home cannot be written (No locks available). Set HF_HOME"
     )
 
 

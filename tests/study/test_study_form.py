@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from fixture_types import Call, Patch
+from huggingface_hub import constants
 from peft import LoraConfig, get_peft_model
 from planned import shipped
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -415,7 +416,7 @@ def test_a_study_scores_all_models_in_one_dtype_whatever_was_trained(
 def test_an_expert_that_the_hub_does_not_give_is_told_before_the_other_is_trained(
     call: Call, world: Path, tmp_path: Path, monkeypatch: Patch, stage: str
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
     swahili = {"run": "hub:org/theirs", "side": "language"}
     experts = {"math": {"expert": "math", "recipe": "sandbox_math"}, "sw": swahili}
     every = {"sft.steps": 1, "sft.batch_size": 16}

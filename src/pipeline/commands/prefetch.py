@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -47,8 +45,6 @@ from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
 from pipeline.tables.planned_runs import Planning
 from pipeline.text import first_few
-
-TIMEOUT = 60.0  # seconds without a byte after which a download fails
 
 
 def prefetch(config: PrefetchStage) -> Path:
@@ -233,6 +229,8 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
     Raises:
         PipelineError: the content differs from the locked one, and `update` is false.
     """
+    from huggingface_hub.file_download import http_get
+
     assert source.url is not None
     locked_as = url_key(source.url)
     if update:
@@ -246,21 +244,12 @@ def fetch_url(lock: Lock, source: Source, update: bool) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
-        with (
-            urllib.request.urlopen(source.url, timeout=TIMEOUT) as response,
-            open(temporary, "wb") as file,
-        ):
-            shutil.copyfileobj(response, file)
-            length = int(response.headers.get("Content-Length") or file.tell())
-            if file.tell() != length:  # urllib does not notice this
-                address = without_credentials(source.url)
-                raise PipelineError(
-                    f"{address} broke off after {file.tell()} of {length} bytes. Rerun the command."
-                )
-        digest = sha256(temporary)
+        with open(temporary, "wb") as file:
+            http_get(source.url, file)  # resumes a download that breaks off
+        digest, size = sha256(temporary), temporary.stat().st_size
         if locked and locked["sha256"] != digest:
             raise PipelineError(
                 f"{without_credentials(source.url)} has changed since it was locked. Put the locked"
                 f" file at {target}, or set prefetch.update=true, which changes hashes of runs."
             )
-    lock.urls[locked_as] = {"sha256": digest, "bytes": length, "path": path.as_posix()}
+    lock.urls[locked_as] = {"sha256": digest, "bytes": size, "path": path.as_posix()}

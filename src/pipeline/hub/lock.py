@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,13 +23,10 @@ LOCK = "hub.lock.json"
 
 
 def hub_cache() -> Path:
-    """Return the Hub's cache folder, by the rules of huggingface_hub."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
-    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if not folder:
-        folder = os.path.join(home, "hub")
-    return Path(os.path.expandvars(os.path.expanduser(folder)))
+    """Return the Hub's cache folder."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def unusable_cache() -> str:
@@ -44,13 +40,9 @@ def unusable_cache() -> str:
         with TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        name = "HF_HOME"
-        if name not in os.environ:
-            name = f"HOME={os.environ.get('HOME', '')}, and so HF_HOME"
-        reason = error.strerror or "unusable"
         return (
-            f"{name}={folder} cannot be written ({reason}). Set HF_HOME to a folder that can be"
-            " written."
+            f"The Hub's cache {folder} cannot be written ({error.strerror}). Set HF_HOME to a"
+            " folder that can be written."
         )
     return ""
 
