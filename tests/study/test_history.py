@@ -261,30 +261,6 @@ def test_rows_of_a_local_file_are_counted(tmp_path: Path, base: Path) -> None:
     assert training_steps(fewer, expected=True) == 25
 
 
-def test_tokens_are_counted_with_the_models_own_tokenizer(
-    base: Path, world: Path, tmp_path: Path
-) -> None:
-    run: Any = of(
-        "stage=eval",
-        f"checkpoint={base}",
-        "eval=mgsm_2shot",
-        "languages=[qac]",
-        f"data_root={world}",
-    )
-    root = run.parents["data_root"].folder
-    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-
-    def mean(file: str, *columns: str) -> float:
-        rows = [json.loads(line) for line in (root / "mgsm/qac" / file).read_text().splitlines()]
-        return statistics.fmean(
-            len(tokenizer.encode("\n".join(row[one] for one in columns)).ids) for row in rows
-        )
-
-    (kind,) = kinds_of(run, run.config.eval.tasks[0], "qac")
-    assert kind.question == mean("test.jsonl", "question")
-    assert kind.prefix == 2 * mean("train.jsonl", "question", "answer")
-
-
 def test_an_own_task_that_is_sampled_is_planned_by_its_rows(base: Path, tmp_path: Path) -> None:
     """Thirty questions, sixteen answers each; thoughts are as long as they may be."""
     own = tmp_path / "own"

@@ -1,14 +1,13 @@
 """The number and the lengths of the questions of an evaluation.
 
-They come from the local files if these are on this disk, otherwise from the benchmarks'
-publications and the token counts of estimate/flops.py. A language without counts has the English
-ones.
+Numbers come from the local files if these are on this disk, otherwise from the benchmarks'
+publications. Lengths are the token counts of estimate/flops.py. A language without counts has the
+English ones.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,49 +15,26 @@ from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.harness import scored_rows
 from pipeline.config.evaluation import EvalTask
 from pipeline.estimate.flops import ROOM, QuestionSet, question_sets
-from pipeline.estimate.models import Evaluation, tokenizer_of
+from pipeline.estimate.models import Evaluation
 from pipeline.runs.run import Run
-from pipeline.stages.lengths import count_lines, sampled_lengths
+from pipeline.stages.lengths import count_lines
 
 THINKING = 0.25  # the share of eval.max_gen_toks that a model that thinks uses (assumed)
 
 
 def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet]:
-    """Return the questions of a task, with the counts and lengths of local files on this disk."""
+    """Return the questions of a task, with the counts of local files on this disk."""
     config = run.config.eval
     count = count_questions(run, task, language)
     room = config.max_gen_toks_of.get(language, config.max_gen_toks) or ROOM
-    lengths = _local_lengths(run, task, language)
     kinds = []
     for kind in question_sets(task.task, task.num_fewshot, language):
-        if lengths:
-            kind = replace(kind, question=lengths[0], prefix=task.num_fewshot * lengths[1])
         if config.think_end and kind.answer:
             kind = replace(kind, answer=room * THINKING)
         prefixes = min(kind.prefixes, count)
         kind = replace(kind, questions=config.answers * count, room=room, prefixes=prefixes)
         kinds.append(kind)
     return kinds
-
-
-def _local_lengths(run: Evaluation, task: EvalTask, language: str) -> tuple[float, float] | None:
-    """Return the mean tokens of a question and an exemplar in local files, or None without any."""
-    benchmark = benchmark_of(task.task)
-    file = scored_file(run, task, language)
-    columns = benchmark.columns
-    if not file or not columns:
-        return None
-    tokenizer = tokenizer_of(run)
-    lengths = sampled_lengths(file, columns, tokenizer)
-    if not lengths:
-        return None
-    question = statistics.fmean(lengths)
-    if benchmark.kind == "number":
-        columns = (*columns, "answer")
-    exemplars = file.with_name(benchmark.exemplar_file or file.name)
-    if not exemplars.is_file():
-        return question, question
-    return question, statistics.fmean(sampled_lengths(exemplars, columns, tokenizer))
 
 
 def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
