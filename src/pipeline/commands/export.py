@@ -27,7 +27,7 @@ def export(config: ExportStage) -> str:
         suffixes = {"archive": "zip", "latex": "tex"}
         suffix = suffixes.get(settings.format, "d")
         if config.checkpoint:
-            address = "./DIR or export.to=hub:org/name"
+            address = "./DIR"
         else:
             address = f"./{Path(config.table).stem}.{suffix}"
         raise PipelineError(f"stage=export needs export.to. Set export.to={address}.")
@@ -48,8 +48,8 @@ def export(config: ExportStage) -> str:
         return export_model(config)
     if settings != Export(to=settings.to, format=settings.format):
         raise PipelineError(
-            "export.dtype, export.adapter, export.licence and export.private apply to"
-            " checkpoint=RUN only. Remove them."
+            "export.dtype, export.adapter and export.licence apply to checkpoint=RUN only. Remove"
+            " them."
         )
     return str(export_table(config, settings.to))
 

@@ -1,6 +1,6 @@
 """Stage export of a checkpoint: writes a folder that transformers loads, with a model card.
 
-The target is a local folder or the Hub. An adapter is merged into its base. With
+The target is a local folder, which `hf upload` publishes. An adapter is merged into its base. With
 export.adapter=true a merge of adapters is written as one adapter for PEFT. The export holds no
 manifest, log or local path.
 """
@@ -25,7 +25,6 @@ from pipeline.commands.model_card import (
 from pipeline.config.extensions import EXPORTS, outside_core
 from pipeline.config.stages import ExportStage
 from pipeline.errors import PipelineError
-from pipeline.hub.publish import publish_folder, ready_for
 from pipeline.merge.adapters import open_source
 from pipeline.merge.compatibility import check_sources
 from pipeline.merge.merge import Merging
@@ -47,7 +46,7 @@ LOCAL_KEYS = ("name_or_path", "_file")  # suffixes of the keys in which librarie
 
 
 def export_model(config: ExportStage) -> str:
-    """Write the checkpoint to export.to. Return the folder, or the address of its page.
+    """Write the checkpoint to export.to. Return the folder.
 
     Raises:
         PipelineError: the target exists or cannot be written, the licences of the models differ, or
@@ -55,12 +54,13 @@ def export_model(config: ExportStage) -> str:
     """
     target = str(config.export.to)
     assert config.checkpoint is not None
-    private = config.export.private
-    api = None
     if target.startswith(HUB):
-        api = ready_for(target.removeprefix(HUB), "export.to", private)
-    if api is None:
-        check_place(Path(target), "folder")
+        name = target.removeprefix(HUB)
+        raise PipelineError(
+            f"export.to={target} is not a folder. Set export.to=./FOLDER, then run"
+            f" hf upload {name} ./FOLDER."
+        )
+    check_place(Path(target), "folder")
     model = Resolver(config.runs_path, build).model(config.checkpoint, "checkpoint")
     check_unchanged(model.folder)
     if config.export.adapter:
@@ -68,12 +68,6 @@ def export_model(config: ExportStage) -> str:
     else:
         opened = open_as_merge
     merge = opened(model, config)
-    # Next to the target, so that a rename publishes it.
-    if api:
-        staging = config.runs_path
-    else:
-        staging = Path(target).resolve().parent
-    staging.mkdir(parents=True, exist_ok=True)
     if not any(map(has_tokenizer, (merge.layout.folder, merge.layout.model.folder))):
         raise PipelineError(
             f"checkpoint={config.checkpoint} has no tokenizer. Copy the tokenizer of its base into"
@@ -86,20 +80,16 @@ def export_model(config: ExportStage) -> str:
         origin = replace(
             origin, bases=(base,) if base else ()
         )  # PEFT adds the adapter to this folder
-    if api:
-        name = target.removeprefix(HUB)
-    else:
-        name = Path(target).resolve().name
-    with TemporaryDirectory(dir=staging, prefix=f".{name.replace('/', '-')}.") as temporary:
+    place = Path(target).resolve()
+    # next to the target, so that a rename publishes it
+    with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as temporary:
         folder = Path(temporary) / "model"
         folder.mkdir()
         write_model(merge, folder, config)
-        text = card_text(name, model, origin, licence, merge, folder, config)
+        text = card_text(place.name, model, origin, licence, merge, folder, config)
         (folder / CARD).write_text(text, encoding="utf-8")
         (folder / CARD).chmod(0o644)
-        if api is not None:
-            return publish_folder(api, name, folder, private, "export.to")
-        os.rename(folder, Path(target).resolve())  # also replaces an empty folder
+        os.rename(folder, place)  # also replaces an empty folder
     return target
 
 

@@ -272,7 +272,7 @@ class Export(Knobs):
     """
 
     to: str | None = (
-        # a file for a table; a new folder or hub:org/name for a checkpoint
+        # a file for a table; a new folder for a checkpoint
         None
     )
     # archive: the report's folder as a zip; latex: the cells
@@ -286,7 +286,6 @@ class Export(Knobs):
     licence: str | None = (
         None  # for the model card, as spelled on the Hub; null: the experts' licence
     )
-    private: bool = True  # on the Hub: visible to its owners only
 
 
 @dataclass
