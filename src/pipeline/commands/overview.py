@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.config.stages import EvalStage, SelectStage, TrainStage
 from pipeline.estimate.durations import guess, memory_here
-from pipeline.estimate.gpu_budget import Bill, Cost
+from pipeline.estimate.gpu_budget import Bill
 from pipeline.estimate.training_rows import expected_size
 from pipeline.progress import format_duration
 from pipeline.runs.graph import order_runs
@@ -105,13 +105,10 @@ def kinds_table(
         bill: the costs on GPUs, or None.
     """
     unfinished, planned, later = set(reasons), by_kind(runs), by_kind(waiting)
-    costs = None
+    columns = ["time each", "in all", "GB"]
     if bill:
-        costs = {cost.run.hash: cost for cost in bill.costs()}
-    takes_what = ["time each", "in all", "GB"]
-    if bill:
-        takes_what = ["GPUs each", "time each", "GPU-hours", "GB a GPU"]
-    rows: list[tuple[str, ...]] = [("", "runs", "done", *takes_what)]
+        columns = ["GPUs each", "time each", "GPU-hours", "GB a GPU"]
+    rows: list[tuple[str, ...]] = [("", "runs", "done", *columns)]
     for kind in dict.fromkeys([*planned, *later]):
         members, further = planned.get(kind, []), later.get(kind, [])
         remaining = [run for run in members if run.hash in unfinished]
@@ -119,31 +116,37 @@ def kinds_table(
         if further:
             count += f" + {len(further):,}"
         done = f"{len(members) - len(remaining):,}"
-        rows.append((kind, count, done, *takes([*remaining, *further], costs)))
+        cells = on_this_machine([*remaining, *further])
+        if bill:
+            cells = on_gpus([*remaining, *further], bill)
+        rows.append((kind, count, done, *cells))
     return align_columns(rows, right=range(1, len(rows[0])))
 
 
-def takes(runs: Sequence[Run], costs: dict[str, Cost] | None) -> tuple[str, ...]:
-    """Return what runs of a kind take, on the GPUs of a bill or on this machine."""
+def on_this_machine(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the time of a run, the time of all runs, and the memory, on this machine."""
     if not runs:
-        return ("",) * (3 if costs is None else 4)
-    if costs is None:
-        memory = memory_text(map(memory_here, runs))
-        known = [number for number in map(guess, runs) if number is not None]
-        total = "?"
-        if len(known) == len(runs):
-            total = format_duration(sum(known))
-        return span(known, format_duration), total, memory
-    known_costs = [costs[run.hash] for run in runs if run.hash in costs]
-    if not known_costs:
-        if isinstance(runs[0].config, TrainStage | EvalStage):
-            return "?", "?", "?", memory_text(memory_here(run, on_gpu=True) for run in runs)
-        return "", takes(runs, None)[0], "", ""
-    gpus_each = span((cost.gpus for cost in known_costs), str)
-    seconds_each = [3600 * cost.hours / cost.gpus for cost in known_costs]
-    hours = f"{sum(cost.hours for cost in known_costs):,.1f}"
-    memory = memory_text(cost.memory for cost in known_costs)
-    return gpus_each, span(seconds_each, format_duration), hours, memory
+        return "", "", ""
+    known = [seconds for seconds in map(guess, runs) if seconds is not None]
+    total = "?"
+    if len(known) == len(runs):
+        total = format_duration(sum(known))
+    return span(known, format_duration), total, memory_text(map(memory_here, runs))
+
+
+def on_gpus(runs: Sequence[Run], bill: Bill) -> tuple[str, ...]:
+    """Return the GPUs and the time of a run, the GPU-hours of all runs, and the memory."""
+    hashes = {run.hash for run in runs}
+    costs = [cost for cost in bill.costs() if cost.run.hash in hashes]
+    if not costs:
+        return "", on_this_machine(runs)[0], "", ""
+    seconds = [3600 * cost.hours / cost.gpus for cost in costs]
+    return (
+        span((cost.gpus for cost in costs), str),
+        span(seconds, format_duration),
+        f"{sum(cost.hours for cost in costs):,.1f}",
+        memory_text(cost.memory for cost in costs),
+    )
 
 
 def memory_text(sizes: Iterable[float | None]) -> str:

@@ -12,6 +12,7 @@ from typing import cast
 
 from pipeline.commands.clean import missing_snapshots
 from pipeline.commands.overview import (
+    WIDTH,
     kinds_table,
     marked,
     memory_text,
@@ -47,7 +48,7 @@ from pipeline.stages.training import about_default_rate
 from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.table_files import expanded_text
-from pipeline.text import align_columns, pluralize
+from pipeline.text import align_columns, pluralize, shorten
 from pipeline.train.memory import emulated
 
 
@@ -208,7 +209,7 @@ def plan_text(
     elif not reasons:
         next_step = next_step.replace("stage=table", "stage=report")
     lines = [
-        *wrapped(parts.title),
+        shorten(parts.title, WIDTH),
         *wrapped(total),
         *marked("FIX", fix),
         *marked("KNOW", know),
