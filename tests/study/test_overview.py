@@ -192,10 +192,8 @@ def test_a_command_has_the_same_screen(tmp_path: Path) -> None:
         lines[-1]
         == f"Next: python -m pipeline stage=sft expert=math runs_dir={tmp_path} hardware=h100_80x1"
     )
-    started = (
-        "trainings: full; 40,000 rows in 10,000 steps of 4, 12.8 million tokens, rate 2e-08, bfl"
-    )
-    assert any(line.startswith(started) for line in lines) and " sft.epochs 1\n" in text
+    started = "trainings: full; 40,000 rows in 10,000 steps of 4, 12.8 million tokens, rate 2e-08"
+    assert any(line.startswith(started) for line in lines)
 
 
 def test_a_plan_counts_a_problem_once_and_asks_for_no_questions_that_do_not_exist(

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.knob import format_value
+from pipeline.commands.show import deciding_lines, parent_lines
 from pipeline.hub.addresses import REPOSITORY
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
-from pipeline.runs.run import Parent, flatten_dict
+from pipeline.runs.run import Parent
 from pipeline.text import markdown_table
 
 CARD = "README.md"
@@ -189,20 +189,12 @@ def describe_run(model: Parent, runs_dir: Path) -> str:
     manifest = made_by(model.folder, runs_dir)
     if manifest is None:
         return f"The weights of {model.name}.\n"
-    if manifest.stage == "merge":
-        made = f"{manifest.facts['merge']}. Merged"
-    else:
-        expert, recipe = manifest.config["expert"]["name"], manifest.config["sft"]["name"]
-        made = f"Trained with `expert={expert} sft={recipe}`"
-    models = []
-    for role, parent in manifest.parents.items():
-        if role not in NO_MODEL:
-            models.append(f"{role} = {parent.name}")
-    parents = ", ".join(models) or "random weights"
-    settings = flatten_dict(manifest.decided_by["config"])
-    rows = [(key, format_value(value)) for key, value in sorted(settings.items())]
-    table = markdown_table(("setting", "value"), rows)
-    return "\n".join([f"{made[:1].upper()}{made[1:]} from {parents}.", "", *table]) + "\n"
+    made = manifest.facts.get("merge")
+    if made is None:
+        expert, method = manifest.config["expert"]["name"], manifest.config["sft"]["name"]
+        made = f"trained with `expert={expert} sft={method}`"
+    lines = [*deciding_lines(manifest), *parent_lines(manifest)]
+    return "\n".join([f"{made[:1].upper()}{made[1:]}.", "", "```text", *lines, "```"]) + "\n"
 
 
 def data_section(made_of: Origin) -> str:

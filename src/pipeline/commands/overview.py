@@ -163,14 +163,8 @@ def memory_text(sizes: Iterable[float | None]) -> str:
 
 
 def training_details(runs: Sequence[Run]) -> list[str]:
-    """Describe trainings in a line.
-
-    The line has methods, rows, steps, batch size, tokens, learning rate, dtypes and epochs.
-    """
-    trainings = []
-    for run in runs:
-        if isinstance(run.config, TrainStage):
-            trainings.append(run)
+    """Describe trainings in a line: methods, rows, steps, batch size, tokens and learning rate."""
+    trainings = [run for run in runs if isinstance(run.config, TrainStage)]
     if not trainings:
         return []
     settings = [run.config.sft for run in trainings]
@@ -178,16 +172,12 @@ def training_details(runs: Sequence[Run]) -> list[str]:
     rows, steps, tokens = ([count for count in counts if count is not None] for counts in sizes)
     millions = span((count / 1e6 for count in tokens), "{:,.3g}".format)
     methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
-    dtypes = ", ".join(
-        dict.fromkeys(f"{sft.weights} weights, {sft.precision} products" for sft in settings)
-    )
     batch = span((sft.batch_size for sft in settings), str)
     rate = span((sft.learning_rate for sft in settings), "{:.3g}".format)
-    epochs = span((sft.epochs for sft in settings), str)
     return [
         f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in"
         f" {span(steps, '{:,.0f}'.format)} steps of {batch}, {millions} million tokens, rate"
-        f" {rate}, {dtypes}, sft.epochs {epochs}"
+        f" {rate}"
     ]
 
 

@@ -258,13 +258,8 @@ def bill_text(bill: Bill) -> str:
     plan, hours = bill.plan, sum(map(bill.hours, bill.kinds))
     if hours < 0.1:
         return f"{format_duration(3600 * hours)} of a GPU on {plan.gpu}x{plan.gpus}"
-    days = hours / plan.gpus / 24
-    time = f"{24 * days:.1f} hours"
-    if days >= 1:
-        time = f"{days:.1f} days"
-    if plan.gpus > 1:
-        time += " of one node"
-    return f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus} = {time}"
+    time = format_duration(3600 * hours / plan.gpus)
+    return f"{hours:,.1f} GPU-hours on {plan.gpu}x{plan.gpus} = {time} of one node"
 
 
 def disk_problems(config: PlanStage, bill: Bill, free_snapshots: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
@@ -26,9 +26,8 @@ from pipeline.estimate.gpu_budget import (
     training_work,
 )
 from pipeline.estimate.models import Evaluation, Training, shape_for
-from pipeline.estimate.training_rows import expected_size, source_files
+from pipeline.estimate.training_rows import source_files
 from pipeline.files import cores
-from pipeline.progress import format_duration
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import bytes_of_largest_parent
@@ -110,30 +109,6 @@ def training_seconds(run: Training, machine: Gpu) -> float:
     if sft.adapter == "lora":
         files = files * BASE_ALONE
     return 1 + seconds + STEP * steps + files
-
-
-def describe_training(run: Training, options: Mapping[str, str]) -> str:
-    """Return a line that describes a training: recipe, mixture, rows, steps, tokens, and time.
-
-    The time is that on this machine. Jobs have other machines.
-
-    Args:
-        run: The training.
-        options: The keys and values of its command.
-    """
-    rows, steps, tokens = (
-        "?" if count is None else f"{count:,.0f}" for count in expected_size(run)
-    )
-    recipe = options.get("recipe", "default")
-    mixture = options.get("mixture", "all")
-    about = (
-        f"{run.label}: recipe={recipe} mixture={mixture}, {rows} rows in {steps} steps,"
-        f" {tokens} tokens"
-    )
-    seconds = guess(run)
-    if run.config.launcher.name == "slurm" or seconds is None:
-        return about
-    return f"{about}; about {format_duration(seconds)} here"
 
 
 def memory_here(run: Run, on_gpu: bool = False, row: float | None = None) -> float | None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
-from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import (
     Gpu,
@@ -229,33 +228,18 @@ def bytes_of_training(run: Training) -> dict[str, int]:
         shape = shape_for(run)
     except PipelineError:
         return {}
+    width = trained_width(sft)
     parts = trained_parts(run.config, shape).values()
     trained = sum(trained_parameters(shape, part, sft.adapter_rank) for part in parts)
-    snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
+    saved = shape.parameters
+    if sft.adapter == "lora":
+        saved = trained  # an adapter is saved without its base
+    weights = saved * (2 if sft.save_dtype == "bfloat16" else width)
     points = 2
     if sft.resume_minutes is None:
         points = 1
-    return written_bytes(sft, shape.parameters, trained, snapshots, points)
-
-
-def written_bytes(
-    sft: Sft, total: int, trained: int, snapshots: int, points: int
-) -> dict[str, int]:
-    """Return the bytes that a training writes, by purpose.
-
-    Args:
-        sft: The settings of the training.
-        total: The number of the model's parameters.
-        trained: The number of trained parameters, with adapters the adapters' parameters.
-        snapshots: The number of snapshots.
-        points: The number of resume points on the disk at once.
-    """
-    bytes_per_weight = trained_width(sft)
-    saved = total
-    if sft.adapter == "lora":
-        saved = trained  # an adapter is saved without its base
-    weights = saved * (2 if sft.save_dtype == "bfloat16" else bytes_per_weight)
-    point = saved * bytes_per_weight + trained * moment_bytes(sft)
+    point = saved * width + trained * moment_bytes(sft)
+    snapshots = len(snapshot_steps(sft, expected_steps(run) or 0))
     return {"weights": weights, "resume points": points * point, "snapshots": weights * snapshots}
 
 

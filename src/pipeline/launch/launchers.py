@@ -17,7 +17,7 @@ from pipeline.config.stages import (
     TrainStage,
 )
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import describe_training, visible_gpus
+from pipeline.estimate.durations import visible_gpus
 from pipeline.evaluate.shown_scores import score_lines
 from pipeline.files import cores
 from pipeline.launch.in_process import settings_of, stage_function
@@ -122,7 +122,8 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
                 make(run, run.work, None)  # the first process logs
         return run.folder
     if isinstance(config, TrainStage) and options is not None and not was_finished:
-        say(describe_training(run, options))
+        recipe, mixture = options.get("recipe", "default"), options.get("mixture", "all")
+        say(f"{run.label}: recipe={recipe} mixture={mixture}")
     runs = order_runs([run])
     for problem in training_problems(runs, reasons_unfinished(runs, [run])):
         raise PipelineError(problem)  # a finished training set that must be built again
