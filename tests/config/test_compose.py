@@ -279,9 +279,7 @@ REFUSED = {
         "sft.batch_size=4 is not a multiple of sft.micro_batch_size=1 x "
         "sft.processes=8. Give sft.batch_size=8"
     ),
-    "stage=export checkpoint=x": (
-        "stage=export needs export.to. Set export.to=./DIR or export.to=hub:org/name"
-    ),
+    "stage=export checkpoint=x": ("stage=export needs export.to. Set export.to=./DIR."),
     "stage=export checkpoint=x table=sandbox export.to=y": (
         "needs table or checkpoint. Write table=T, or checkpoint=RUN"
     ),

@@ -51,8 +51,8 @@ def test_rows_of_a_training_with_the_trained_part_marked(math_expert: Path, call
         assert f"{prompt}[[{completion}</s>]]" in marked.replace("|", "").replace("<s>", "")
 
 
-def test_an_evaluation_with_answers(scored: Path, call: Call) -> None:
-    text = shown(call, scored, "show.samples=2")
+def test_an_evaluation_with_its_scores(scored: Path, call: Call) -> None:
+    text = shown(call, scored)
     rows = json.loads((scored / "scores.json").read_text())["rows"]
     main_score = next(row for row in rows if (row["task"], row["language"]) == ("mgsm", "qac"))
     line = next(
@@ -61,14 +61,6 @@ def test_an_evaluation_with_answers(scored: Path, call: Call) -> None:
     score, low, to, high, n = line.split()[-5:]
     assert (score, to, n) == (f"{100 * main_score['value']:.1f}", "to", str(main_score["n"]))
     assert 0 <= float(low.strip("(")) <= float(score) <= float(high.strip(")")) <= 100
-    sample = json.loads((scored / "samples/mgsm.qac.jsonl").read_text().splitlines()[1])
-    part = text[text.index("answers of mgsm.qac:") :]
-    assert (
-        f"  [1] {'right' if sample['correct'] else 'wrong'} (wanted: {sample['target']})\n" in part
-    )
-    assert "\n".join(f"    | {one}" for one in sample["prompt"].splitlines()) in part
-    translated = text[text.index("answers of flores.en-qac:") :].splitlines()[1]
-    assert translated.startswith("  [0]  (wanted: ")  # a translation is neither right nor wrong
 
 
 def test_an_evaluation_ends_with_its_scores_also_when_it_was_finished(

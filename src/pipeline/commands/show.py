@@ -1,6 +1,6 @@
 """Stage show: prints a run's configuration, parents, loss curve, scores and cost.
 
-It reads the run's folder. On request it also prints some answers or rows.
+It reads the run's folder. On request it also prints some rows of a training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pipeline.train.examples import ROWS
 
 POINTS = 8  # points of a curve
 LOG_LINES = 30
-LONGEST = 600  # characters of a prompt's end and of an answer
 
 
 def show_run(config: ShowStage) -> str:
@@ -45,8 +44,6 @@ def show_run(config: ShowStage) -> str:
         curve_lines(folder),
         score_lines(folder),
     ]
-    if config.show.samples:
-        parts.append(answer_lines(folder, config.show.samples))
     if config.show.rows:
         parts.append(rows_of(manifest, folder, config))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -152,24 +149,3 @@ def curve_lines(folder: Path) -> list[str]:
     points = log[log.index.isin(steps)]
     table = points.reset_index().to_string(index=False, na_rep="", float_format="{:.4g}".format)
     return [f"curve ({len(logged)} logged steps, log.jsonl has all):", *table.splitlines()]
-
-
-def answer_lines(folder: Path, count: int) -> list[str]:
-    """Return the first questions of each task and language with the model's answers."""
-    files = sorted((folder / "samples").glob("*.jsonl"))
-    if not files:
-        raise PipelineError(
-            f"show.samples={count}: {folder.name} has no answers. Name a run of stage=eval, which"
-            " keeps them in samples/."
-        )
-    lines = []
-    for file in files:
-        lines += [f"answers of {file.stem}:"]
-        for sample in list(read_jsonl(file))[:count]:
-            marks = {True: "right", False: "wrong"}.get(sample.get("correct"), "")
-            lines.append(f"  [{sample['doc_id']}] {marks} (wanted: {sample.get('target', '')})")
-            prompt = str(sample.get("prompt", ""))[-LONGEST:]
-            response = str(sample.get("response", ""))[:LONGEST]
-            lines += indented("    | ", prompt.splitlines())
-            lines += indented("    > ", response.splitlines() or [""])
-    return lines

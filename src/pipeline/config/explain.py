@@ -44,6 +44,7 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
     "export.format=csv": "the folder of the report has cells.csv",
     "export.format=figures": "the folder of the report has plots/scores.svg",
     "export.format=markdown": "the folder of the report has cells.md",
+    "show.samples": "samples/ in the folder of a run of stage=eval has the answers as JSON lines",
     "export.private": "hf upload ORG/NAME FOLDER --private publishes an exported folder",
     "report.fewer": "stage=report always writes the page of what is finished now",
     "merge=ties_mergekit": "merge=mergekit runs any method of mergekit",

@@ -354,7 +354,6 @@ class StatusStage(TableStage):
 
 @dataclass
 class Show(Knobs):
-    samples: int = knob(0, ge=0)  # print this many answers of each task and language
     rows: int = knob(
         0, ge=0
     )  # print this many rows of a training set, with the trained tokens marked
