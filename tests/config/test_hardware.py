@@ -178,10 +178,7 @@ def test_what_no_gpu_or_memory_here_holds_stops_before_fetching(
     monkeypatch.setattr(preflight, "visible_gpus", list)
     told = call("stage=sft", "expert=math", f"runs_dir={tmp_path}/runs")
     first, error = told.err.splitlines()
-    assert first.startswith(
-        "math-full-s0: recipe=layer_swapping_math_1 mixture=layer_swapping, 40,000 rows in 10,000"
-        " steps, "
-    )
+    assert first == "math-full-s0: recipe=layer_swapping_math_1 mixture=layer_swapping"
     assert (
         told.status == 1
         and "GB of memory, and this machine has 64 and no GPU. Run it on a node with" in error
