@@ -284,7 +284,7 @@ REFUSED = {
         "needs table or checkpoint. Write table=T, or checkpoint=RUN"
     ),
     "stage=export table=sandbox export.to=y export.adapter=true": (
-        "export.dtype, export.adapter, export.licence and export.private apply"
+        "export.dtype, export.adapter and export.licence apply"
     ),
     "stage=export checkpoint=x export.to=y export.dtype=int8": (
         "export.dtype must be one of float32, bfloat16, float16"
