@@ -141,7 +141,7 @@ def test_the_time_left_is_that_of_the_runs_that_have_not_ended(tmp_path: Path) -
     local.watch(runs, len(runs))
     assert local.time_left() == "about 50 s"
     local.started = {runs[0].hash: time.monotonic() - 20.0}
-    assert local.time_left() == "about 40 s"
+    assert local.progress_line() == "3 runs and about 40 s left | a 20 s"
     local.session.left = local.session.left[2:]
     assert local.time_left() == "unknown time"
 

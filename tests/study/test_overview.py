@@ -38,7 +38,7 @@ def test_a_plan_is_short_and_without_hashes_of_runs(
         f"table={name}", f"runs_dir={tmp_path}", *(hardware if name != "sandbox" else ())
     )
     lines = text.splitlines()
-    assert not refused and len(lines) <= 30 and max(map(len, lines[:-1])) <= 120
+    assert not refused and len(lines) <= 32 and max(map(len, lines[:-1])) <= 120
     assert not re.search(r"-[0-9a-f]{12}\b", text)
     assert lines[0].startswith(f"{name}: ") and lines[-1].startswith(
         "Next: python -m pipeline stage=table "
@@ -119,6 +119,30 @@ def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) ->
             f"runs_dir={tmp_path}",
         )
         assert re.search(f" done\\. {hours} on gpu_24x1", text), text
+
+
+@pytest.mark.parametrize(
+    ("knobs", "outside"),
+    [
+        ([], "(embeddings, final norm, head averaged)"),
+        (
+            ["merge.embeddings=math", "merge.final_norm=math"],
+            "(embeddings, final norm of the math expert, head ave",
+        ),
+    ],
+)
+def test_a_layer_swap_says_whose_the_weights_outside_the_layers_are(
+    math_expert: Path, language_expert: Path, tmp_path: Path, knobs: list[str], outside: str
+) -> None:
+    experts = [
+        f"merge.math={math_expert}",
+        f"merge.language={language_expert}",
+        "merge.scale_to_depth=true",
+    ]
+    text, _ = planned(
+        "plan.stage=merge", "merge=layer_swap", *experts, *knobs, f"runs_dir={tmp_path}"
+    )
+    assert f" of the language expert {outside}" in " ".join(text.split()), text
 
 
 def test_packed_rows_that_are_not_there_are_what_is_to_fix(world: Path, tmp_path: Path) -> None:

@@ -686,6 +686,10 @@ def test_a_plan_tells_dtypes_and_bases_that_differ(
     told = call("stage=plan", f"table={tmp_path}/s.yaml", f"runs_dir={tmp_path}/runs")
     assert told.status == 0
     assert (
+        "Models are stored in several dtypes (bfloat16: base" in told.out
+        and "scored in float32" in told.out
+    )
+    assert (
         "fits is an adapter of org/other. It is merged with and scored on the study's base"
         in told.out
     )

@@ -30,7 +30,7 @@ from pipeline.merge.compatibility import check_sources
 from pipeline.merge.merge import Merging
 from pipeline.merge.methods.soup import Soup
 from pipeline.merge.open_merge import open_merge
-from pipeline.models.checkpoint import DTYPES, read_json
+from pipeline.models.checkpoint import DTYPES, is_adapter, read_json
 from pipeline.models.load import has_tokenizer
 from pipeline.models.skeleton import check_shapes
 from pipeline.progress import say, warn
@@ -145,13 +145,29 @@ def open_as_merge(model: Parent, config: ExportStage) -> Merging:
 
     Weights that already have this dtype are copied. Others are cast once.
     """
-    source = open_source(model.folder)
+    source = open_source(model.folder, base_given(model, config))
     check_sources({"0": source}, lambda _: "checkpoint")
     if read_manifest(source.model.folder) is None:
         check_shapes(source.model.folder, "checkpoint")
     return open_merge(
         Soup(experts=[model.name], dtype=config.export.dtype, form="dense"), {"0": source}
     )
+
+
+def base_given(model: Parent, config: ExportStage) -> Path | None:
+    """Return the folder of export.base.
+
+    Raises:
+        PipelineError: export.base is set, but the model is not an external adapter.
+    """
+    if config.export.base is None:
+        return None
+    if read_manifest(model.folder) is not None or not is_adapter(model.folder):
+        raise PipelineError(
+            f"export.base={config.export.base} applies to an external adapter, but {model.name} is"
+            " none. Remove export.base."
+        )
+    return Resolver(config.runs_path, build).model(config.export.base, "export.base").folder
 
 
 def write_model(merge: Merging, folder: Path, config: ExportStage) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
-from pipeline.config.stages import EvalStage, SelectStage, TrainStage
+from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
+from pipeline.errors import PipelineError
 from pipeline.estimate.durations import guess, memory_here
 from pipeline.estimate.gpu_budget import Bill
+from pipeline.estimate.models import shape_for
 from pipeline.estimate.training_rows import expected_size
 from pipeline.progress import format_duration
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
-from pipeline.text import align_columns
+from pipeline.stages.merge import layers_of
+from pipeline.text import align_columns, first_few
 
 WIDTH = 120
 KINDS = {
@@ -25,6 +29,7 @@ KINDS = {
     "analyze": "maps of changes",
 }
 MERGED, CHOOSING = "scores of merges", "choosing snapshots"
+TOLD = 3  # merges of a kind that are named
 
 
 def wrapped(text: str, first: str = "") -> list[str]:
@@ -179,6 +184,29 @@ def training_details(runs: Sequence[Run]) -> list[str]:
         f" {span(steps, '{:,.0f}'.format)} steps of {batch}, {millions} million tokens, rate"
         f" {rate}"
     ]
+
+
+def merge_details(runs: Sequence[Run]) -> list[str]:
+    """Describe in a line what the merges do, in the layers of their model."""
+    texts_of: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if isinstance(run.config, EvalStage | MergeStage) and run.config.merge:
+            merge, layers = run.config.merge, layers_of(run.parents) or known_layers(run)
+            text = merge.described(run.config.partition, layers)
+            texts_of.setdefault(merge.method, {})[text] = None
+    parts = []
+    for method, texts in texts_of.items():
+        parts.append(f"{method}: {'; '.join(first_few(list(texts), TOLD))}")
+    if parts:
+        return [f"merges: {'. '.join(parts)}"]
+    return []
+
+
+def known_layers(run: Run) -> int | None:
+    """Return the number of layers of a model that is not downloaded, if its name is known."""
+    with suppress(PipelineError):
+        return shape_for(run).layers
+    return None
 
 
 def score_details(runs: Sequence[Run]) -> list[str]:

@@ -16,6 +16,7 @@ from pipeline.commands.overview import (
     kinds_table,
     marked,
     memory_text,
+    merge_details,
     score_details,
     training_details,
     wrapped,
@@ -24,6 +25,7 @@ from pipeline.commands.plan_notes import (
     about_trainings,
     empty_spbleu,
     missing_inputs,
+    mixed_dtypes,
     other_bases,
     template_lines,
 )
@@ -216,7 +218,8 @@ def plan_text(
         *kinds_table(runs, waiting, reasons, bill),
         *host_line(bill),
     ]
-    for detail in [*training_details(remaining), *score_details([*runs, *waiting])]:
+    details = training_details(remaining) + merge_details([*runs, *waiting])
+    for detail in [*details, *score_details([*runs, *waiting])]:
         lines += wrapped(detail)
     lines += [*parts.details, f"Next: {next_step}"]
     if config.plan.lines:

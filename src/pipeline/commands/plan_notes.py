@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.config.stages import EvalStage, TrainStage
+from pipeline.errors import PipelineError
 from pipeline.hub.lock import read_lock
 from pipeline.report.stored import SPM_MODEL
+from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.graph import order_runs
 from pipeline.runs.lineage import another_base
 from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs, kept_offline
 from pipeline.tables.plan import ScoreRef
 from pipeline.tables.planned_runs import Planning
-from pipeline.text import pluralize
+from pipeline.text import first_few, pluralize
 
 
 def other_bases(planning: Planning) -> list[str]:
@@ -30,6 +33,22 @@ def other_bases(planning: Planning) -> list[str]:
                 f" base, {base}."
             )
     return lines
+
+
+def mixed_dtypes(planning: Planning) -> list[str]:
+    """Return a line if models are stored in several dtypes, with the dtype of all scores."""
+    if planning.dtype == "auto":
+        return []
+    names: dict[str, list[str]] = {}
+    for key, model in planning.models.items():
+        with suppress(PipelineError):  # an evaluation reports a model with several dtypes
+            dtype = stored_dtype(model, planning.config.runs_path) or "an unknown dtype"
+            names.setdefault(dtype, []).append(key)
+    stored = [f"{dtype}: {', '.join(first_few(keys, 3))}" for dtype, keys in names.items()]
+    return [
+        f"Models are stored in several dtypes ({'; '.join(stored)}). All are scored in"
+        f" {planning.dtype}."
+    ]
 
 
 def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:

@@ -283,6 +283,8 @@ class Export(Knobs):
     adapter: bool = (
         False  # write a LoRA run, or a merge of LoRA experts, as a PEFT adapter in float32
     )
+    # the base of an external adapter; null: the base that the adapter names
+    base: str | None = knob(None, run=True)
     licence: str | None = (
         None  # for the model card, as spelled on the Hub; null: the experts' licence
     )

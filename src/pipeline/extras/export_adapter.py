@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.commands.export_model import base_given
 from pipeline.commands.model_card import model_folders
 from pipeline.config.stages import ExportStage
 from pipeline.errors import PipelineError
@@ -27,7 +28,7 @@ def open_as_adapter(model: Parent, config: ExportStage) -> Merging:
     Raises:
         PipelineError: the model is not exactly an adapter of its base.
     """
-    source = open_source(model.folder)
+    source = open_source(model.folder, base_given(model, config))
     merge = open_merge(Soup(experts=[model.name]), {"0": source})
     if merge.adapter is None:
         raise PipelineError(

@@ -27,14 +27,15 @@ from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
 from pipeline.launch.plan_file import Task, plan_name, publish_plan, tasks_of
 from pipeline.launch.preflight import refuse_too_large
 from pipeline.launch.work import BLOCKED, LOOK, Session, work
-from pipeline.progress import format_duration, say
-from pipeline.runs import stop
+from pipeline.progress import LOG_SECONDS, format_duration, say
+from pipeline.runs import state, stop
 from pipeline.runs.disk import check_writable
 from pipeline.runs.graph import order_runs, reasons_unfinished
 from pipeline.runs.lease import Holder, held_by, live_holder, should_wait, waits_for
 from pipeline.runs.make import clear_workplace
 from pipeline.runs.run import Run, parent_runs
 from pipeline.runs.unchanged import check_unchanged
+from pipeline.text import pluralize
 
 Failures = dict[str, str]  # run name -> reason
 
@@ -64,6 +65,7 @@ class Local:
         else:
             self.places = []
         self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
+        self.shown_at = 0.0
 
     def __enter__(self) -> Local:
         self.folder = TemporaryDirectory(prefix="pipeline-", ignore_cleanup_errors=True)
@@ -180,6 +182,9 @@ class Local:
                 if worker.poll() is not None:
                     self.replace(number)
             self.tell()
+            if time.monotonic() - self.shown_at >= LOG_SECONDS:
+                self.shown_at = time.monotonic()
+                say(self.progress_line())
             held = self.held_by_others()
             if held and not should_wait():
                 return list(starmap(held_by, held.items()))
@@ -258,6 +263,7 @@ class Local:
         self.total = total
         self.started: dict[str, float] = {}  # start times of the runs that are being computed
         self.ended: set[str] = set()
+        self.shown_at = time.monotonic()
 
     def tell(self) -> None:
         """Print the runs that have begun or ended since the last call."""
@@ -304,6 +310,18 @@ class Local:
             return "unknown time"
         seconds = max(*seconds_left, sum(seconds_left) / self.count)
         return f"about {format_duration(seconds)}"
+
+    def progress_line(self) -> str:
+        """Return a line with the remaining runs and time, and the progress of each run."""
+        parts = [f"{pluralize(len(self.session.left), 'run')} and {self.time_left()} left"]
+        for key, begun in self.started.items():
+            record = state.read_state(self.runs[key].workplace)
+            step = ""
+            if record.get("steps"):
+                step = f" {record['step']}/{record['steps']}"
+            seconds = time.monotonic() - begun
+            parts.append(f"{self.runs[key].label}{step} {seconds:.0f} s")
+        return " | ".join(parts)
 
 
 def execute_here(targets: list[Run], aloud: bool = True) -> Failures:

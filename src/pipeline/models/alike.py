@@ -87,10 +87,10 @@ def same_architecture(first: Checkpoint, second: Checkpoint, keys: tuple[str, st
                 f" has {fact} {a!r}. Give models of one architecture."
             )
     for name in sorted(first.infos.keys() ^ second.infos.keys()):
-        one, other = ("a", "no") if name in first.infos else ("no", "a")
+        in_first, in_second = ("a", "no") if name in first.infos else ("no", "a")
         raise PipelineError(
-            f"{keys[1]}: {second.folder} has {other} {name}, but {keys[0]}: {first.folder} has"
-            f" {one} {name}. Give models of one architecture."
+            f"{keys[1]}: {second.folder} has {in_second} {name}, but {keys[0]}: {first.folder}"
+            f" has {in_first} {name}. Give models of one architecture."
         )
 
 
