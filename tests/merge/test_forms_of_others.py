@@ -245,7 +245,7 @@ def test_the_plan_says_in_which_dtype_a_merge_is_stored(
     words += [f"merge.base={cast(base, tmp_path / 'base', given)}"] if given else []
     assert main(["stage=merge", *words]) == 0
     told = capfd.readouterr()
-    assert f"MB written, in {dtype}" in told.err
+    assert f"stored in {dtype}" in told.err
     folder = Path(told.out.strip())
     first, second = (load_file(source / "model.safetensors") for source in (half, brain))
     for name, merged in load_file(folder / "model.safetensors").items():

@@ -328,16 +328,6 @@ class Merging:
             return {}
         return {"cast": {"to": self.dtype, "relative_error": math.sqrt(error / size)}}
 
-    def bytes(self) -> dict[str, int]:
-        """Return the bytes that are copied from a source, and the bytes that are written."""
-        if self.adapter:
-            written = 0
-            for name, part in self.adapter.factors.items():
-                written += 4 * part.rank * sum(self.layout.info(name).shape)
-            return {"copied": 0, "written": written}
-        copied = sum(map(self.bytes_of, filter(self.copied_from, self.names)))
-        return {"copied": copied, "written": sum(map(self.bytes_of, self.names))}
-
     def write(
         self,
         folder: Path,

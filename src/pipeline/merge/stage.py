@@ -35,7 +35,7 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     if config.merge.writes_folder:
         return write_elsewhere(run, work)
     merge = merge_of(run)
-    rows, size = group_weights(merge), merge.bytes()
+    rows = group_weights(merge)
     known = known_digests(merge, Path(config.runs_dir))
     for role in equal_to_base(merge, known):
         name = run.parents[role].name
@@ -49,7 +49,7 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     facts: dict[str, Any] = {**measure_merge(merge, key, config.threads)}
     if merge.notes:
         facts["note"] = "\n".join(merge.notes)
-    return {"weights": weights, "plan": rows, "bytes": size, "merge": done, **merge.cast(), **facts}
+    return {"weights": weights, "plan": rows, "merge": done, **merge.cast(), **facts}
 
 
 # Measured numbers by the key of the merge: each of its evaluations in memory needs them

@@ -86,8 +86,6 @@ def plan_text(merge: Merging, parents: Mapping[str, Parent], rows: list[Row], do
         for role, weight in row["weights"].items():
             terms.append(f"{weight:g} {names.get(role, role)}")
         lines.append(f"  {row['where']:<14} {row['what']:<24} {' + '.join(terms)}")
-    size = merge.bytes()
-    copied, written = size["copied"] / 1e6, size["written"] / 1e6
-    lines.append(f"  {copied:,.1f} MB copied, {written:,.1f} MB written, in {merge.stored_as}")
+    lines.append(f"  stored in {merge.stored_as}")
     lines += [f"  note: {note}" for note in merge.notes]
     return "\n".join(lines)
