@@ -207,7 +207,7 @@ OURS = (
     r".*: (loading .*|tokenizing [\d,]+ rows)",
     r"sft.seq_length=\d+ truncates .*",
     r"data of math: .*",
-    r"\S+: recipe=\S+ mixture=\S+, .* tokens; about .* here",
+    r"\S+: recipe=\S+ mixture=\S+",
     r".*: \d+ of \d+ answers ran out of eval.max_gen_toks=\d+ and were scored unfinished. .*",
 )
 # rows of a file are counted as they are read

@@ -211,8 +211,7 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     """
     before = place.run("stage=plan", "table=fetched", "plan.lines=99", offline=True)
     assert before.status == 0, before.err
-    notes = " ".join(before.out.split()).partition("not pinned ")[2]
-    missing = notes.partition(" cannot be fetched here")[0] + " cannot be fetched here"
+    missing = next(line for line in before.out.splitlines() if line.startswith("not pinned "))
     missing, _, offline = missing.partition("; HF_HUB_OFFLINE is set, and ")
     named = missing.partition(": ")[2].split(", ")
     assert {"tiny/base", "CohereLabs/aya_dataset", "bigscience/xP3mt", "juletxara/mgsm"} <= set(

@@ -61,7 +61,7 @@ def test_a_manifest_that_is_none_is_refused(malformed: Path) -> None:
         read_manifest(malformed)
 
 
-@pytest.mark.parametrize("stage", ["status", "plan table=sandbox", "clean"])
+@pytest.mark.parametrize("stage", ["status", "clean"])
 def test_commands_that_list_runs_name_it_and_go_on(
     stage: str, malformed: Path, tmp_path: Path, call: Call
 ) -> None:

@@ -223,6 +223,8 @@ def plan_text(
         lines += wrapped(detail)
     lines += [*parts.details, f"Next: {next_step}"]
     if config.plan.lines:
+        if know:
+            lines += ["", *know]
         lines += ["", *show_runs(runs, reasons, config.plan.lines), *parts.appendix]
     text = "\n".join(lines)
     if fix:

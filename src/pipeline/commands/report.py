@@ -11,7 +11,7 @@ from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.launch.preflight import training_problems
 from pipeline.progress import say, warn
-from pipeline.report.report_state import Reported
+from pipeline.report.report_state import Reported, report_folder
 from pipeline.tables.planned_runs import Planning
 from pipeline.text import first_few
 
@@ -45,10 +45,6 @@ def report_table(config: TableStage) -> Path:
     return write_results(planning, replace(reported, failed=failed), reasons)
 
 
-def report_folder(planning: Planning) -> Path:
-    return Path(planning.config.runs_dir) / "reports" / planning.plan.table.name
-
-
 def write_results(
     planning: Planning, reported: Reported, reasons: Mapping[str, str] | None = None
 ) -> Path:
@@ -57,7 +53,7 @@ def write_results(
     from pipeline.report.render.cells import by_message
     from pipeline.report.write import write_report
 
-    folder = report_folder(planning)
+    folder = report_folder(planning.config)
     results = gather_results(planning, reported.failed, reasons)
     page = write_report(results, folder)
     say((folder / "summary.txt").read_text(encoding="utf-8"))

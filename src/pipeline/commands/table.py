@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.commands.clean import free_ranked
 from pipeline.commands.plan import problems_of, show_plan
-from pipeline.commands.report import report_folder, write_results
+from pipeline.commands.report import write_results
 from pipeline.config.compose import compose
 from pipeline.config.overrides import override_of
 from pipeline.config.stages import SelectStage, TableStage
@@ -15,7 +15,7 @@ from pipeline.errors import PipelineError
 from pipeline.launch.launchers import Execute, executor_for, what_failed
 from pipeline.progress import say
 from pipeline.report.placed_claims import check_claims
-from pipeline.report.report_state import Reported
+from pipeline.report.report_state import Reported, report_folder
 from pipeline.runs.disk import check_writable
 from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
@@ -48,7 +48,7 @@ def make_table(config: TableStage) -> Path:
     )
     check_writable(config.runs_path)
     if not config.launcher.dry_run:
-        reported.write_state(report_folder(planning))
+        reported.write_state(report_folder(config))
     failed: dict[str, str] = {}
     executed: set[str] = set()
     with executor_for(config.launcher, targets, again or None) as execute:

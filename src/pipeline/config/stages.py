@@ -312,7 +312,7 @@ class Plan(Knobs):
     stage: str | None = knob(None, options=RUN_STAGES)
     gpu: str | None = knob(None, options=CARDS)
     gpus: int = knob(1, ge=1)
-    lines: int = knob(0, ge=0)  # list this many runs, and what each claim can detect
+    lines: int = knob(0, ge=0)  # list this many runs, and each note on one line
     expand: bool = (
         False  # only print the full table as YAML: inherited keys filled in, a study expanded
     )

@@ -38,8 +38,9 @@ DISK_FULL = (
     "the disk of runs_dir or of TMPDIR is full: free some (stage=clean), or give another runs_dir;"
     " nothing was published"
 )
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DEVICE_ERRORS = {  # messages of torch, NCCL and safetensors -> the remedy
-    r"os error (28|122|27)\b|PytorchStreamWriter failed writing": DISK_FULL,
+    r"PytorchStreamWriter failed writing": DISK_FULL,
     r"OutOfMemoryError: ": OUT_OF_MEMORY,
     r"NVIDIA driver on your system is too old": (
         "the NVIDIA driver is too old for this torch: update the driver, or "
@@ -165,7 +166,7 @@ def error_sentence(error: BaseException) -> str | None:
     if isinstance(error, PipelineError):
         return printable(shorten_words(without_credentials(str(error))))
     if isinstance(error, OSError) and error.errno is not None:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL and not error.filename:  # as of a failed write
             return f"{error.strerror}: {DISK_FULL}"
         file = shorten_words(str(error.filename or "no file named"))
         text = f"{error.strerror}: {file}; nothing was published"
@@ -173,6 +174,9 @@ def error_sentence(error: BaseException) -> str | None:
         return text + (shared if error.errno in (errno.EACCES, errno.EPERM) else "")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return OUT_OF_MEMORY
+    for code in FULL:
+        if f"(os error {code})" in str(error):  # as safetensors writes it
+            return f"{os.strerror(code)}: {DISK_FULL}"
     for (
         pattern,
         sentence,
