@@ -56,13 +56,11 @@ class Merge(Knobs):
         """
         raise PipelineError(f"merge.method={self.method} is not known")
 
-    def decide(
-        self, sources: dict[str, Any], base: Any, partition: Partition | None, threads: int | None
-    ) -> Any:
+    def decide(self, opened: Any) -> Any:
         """Return how each parameter is merged: `Linear` weights or a `Computed` formula.
 
-        See merge/merge.py. The sources are open and were checked to match. Only headers are read,
-        except for weights by magnitude.
+        `opened` is `Opened` of merge/adapters.py. Only headers are read, except for weights by
+        magnitude.
         """
         raise PipelineError(f"merge.method={self.method} is not known")
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 from pipeline.hub.lock import hub_cache
 from pipeline.hub.models import local_folder
@@ -208,6 +209,29 @@ class Adapted(Checkpoint):
 
 
 Source = Checkpoint  # or Adapted
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The inputs of a merge, which were checked to match.
+
+    Args:
+        experts: the experts by role.
+        any_base: the base, if the merge has one.
+        partition: the layers of the sides.
+        threads: the number of threads.
+    """
+
+    experts: dict[str, Source]
+    any_base: Source | None
+    partition: Partition | None
+    threads: int | None
+
+    @property
+    def base(self) -> Source:
+        """The base of a merge that needs one."""
+        assert self.any_base is not None
+        return self.any_base
 
 
 def open_source(folder: str | Path, base: Path | None = None) -> Source:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.config.merging import Merge
 from pipeline.errors import PipelineError
-from pipeline.merge.adapters import Adapted, Source
+from pipeline.merge.adapters import Adapted, Opened, Source
 from pipeline.merge.compatibility import (
     as_decoders,
     check_sources,
@@ -57,7 +57,7 @@ def open_merge(
     check_sources(opened)
     base = opened.get("base")
     experts = experts_of(opened)
-    method: Linear | Computed = config.decide(experts, base, partition, threads)
+    method: Linear | Computed = config.decide(Opened(experts, base, partition, threads))
     controlled = config.controlled_roles()
     if controlled:
         assert base is not None
@@ -65,7 +65,7 @@ def open_merge(
             method = Linear(weights_on_base(method.weights, controlled))
         else:
             experts |= dict.fromkeys(controlled, base)
-            method = config.decide(experts, base, partition, threads)
+            method = config.decide(Opened(experts, base, partition, threads))
     merge = Merging(config, experts, method, padding=padding, base=base)
     if base is not None and reads_base(config, method):
         merge.sources = {**experts, "base": base}

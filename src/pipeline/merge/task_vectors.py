@@ -18,7 +18,7 @@ from pipeline.merge.weights import expert_weights
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.merge.adapters import Source
+    from pipeline.merge.adapters import Opened, Source
     from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed
 
@@ -71,21 +71,13 @@ class TaskVectors(Merge):
             terms.append(vector * np.float32(number))
         return add_up(terms)
 
-    def decide(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        partition: Partition | None,
-        threads: int | None,
-    ) -> Computed:
+    def decide(self, opened: Opened) -> Computed:
         from pipeline.merge.merge import Computed
-
-        assert base is not None
 
         def change_of(name: str) -> Change:
             return lambda vectors, start: self.change(vectors, name, start)
 
-        formula = changed_base(list(sources.values()), base, change_of, self.scale)
+        formula = changed_base(list(opened.experts.values()), opened.base, change_of, self.scale)
         return Computed(formula)
 
 

@@ -14,7 +14,7 @@ from pipeline.merge.weights import Weights, weights_by_owner
 from pipeline.models.anatomy import Site, anatomy
 
 if TYPE_CHECKING:
-    from pipeline.merge.adapters import Source
+    from pipeline.merge.adapters import Opened, Source
     from pipeline.merge.merge import Linear
 
 SIDES = ("math", "language")
@@ -57,18 +57,14 @@ class AdaptiveSwap(Merge):
             f" most {self.threshold:g}"
         )
 
-    def decide(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        partition: Partition | None,
-        threads: int | None,
-    ) -> Linear:
+    def decide(self, opened: Opened) -> Linear:
         from pipeline.merge.merge import Linear
 
-        assert base is not None
-        sites = anatomy(base.names)
-        changes = {side: self.unit_changes(sources[side], base, sites, threads) for side in SIDES}
+        sites = anatomy(opened.base.names)
+        changes = {
+            side: self.unit_changes(opened.experts[side], opened.base, sites, opened.threads)
+            for side in SIDES
+        }
         return Linear(self.weights(sites, changes))
 
     def unit_changes(

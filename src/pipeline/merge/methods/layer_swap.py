@@ -22,7 +22,7 @@ from pipeline.models.partition import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.merge.adapters import Source
+    from pipeline.merge.adapters import Opened
     from pipeline.merge.merge import Linear
 
 SIDES = ("math", "language")
@@ -222,23 +222,16 @@ class LayerSwap(Merge):
         counts: dict[str, Any] = dict(zip(COUNTS, self.counts_in(None), strict=True))
         return replace(self, **counts)
 
-    def decide(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        partition: Partition | None,
-        threads: int | None,
-    ) -> Linear:
+    def decide(self, opened: Opened) -> Linear:
         from pipeline.merge.formulas import mean_change
         from pipeline.merge.merge import Linear
 
         def measure(roles: Sequence[str]) -> float:
-            assert base is not None
-            share = 1 / len(roles)
-            return mean_change([(share, sources[role]) for role in roles], base, threads)
+            parts = [(1 / len(roles), opened.experts[role]) for role in roles]
+            return mean_change(parts, opened.base, opened.threads)
 
-        sites = anatomy(next(iter(sources.values())).names)
-        return Linear(layer_swap_weights(self, sites, partition, measure))
+        sites = anatomy(next(iter(opened.experts.values())).names)
+        return Linear(layer_swap_weights(self, sites, opened.partition, measure))
 
 
 def outer_layers(bottom: int, top: int, layers: int, without: tuple[int, int] = (0, 0)) -> str:

@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.merge.task_vectors import TaskVectors, changed_base
 
 if TYPE_CHECKING:
-    from pipeline.merge.adapters import Source
+    from pipeline.merge.adapters import Opened, Source
     from pipeline.merge.merge import Computed
     from pipeline.merge.task_vectors import Change
 
@@ -37,26 +37,19 @@ class ModelStock(TaskVectors):
                 "merge=model_stock computes its weights. Leave merge.weights and merge.scale out."
             )
 
-    def decide(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        partition: Partition | None,
-        threads: int | None,
-    ) -> Computed:
+    def decide(self, opened: Opened) -> Computed:
         import numpy as np
 
         from pipeline.merge.formulas import add_up
         from pipeline.merge.merge import Computed
 
-        assert base is not None
-        experts = list(sources.values())
+        experts = list(opened.experts.values())
 
         def change_of(name: str) -> Change:
-            share = np.float32(share_of_mean(experts, base, name) / len(experts))
+            share = np.float32(share_of_mean(experts, opened.base, name) / len(experts))
             return lambda vectors, _: add_up(vectors) * share
 
-        formula = changed_base(experts, base, change_of, 1.0)
+        formula = changed_base(experts, opened.base, change_of, 1.0)
         return Computed(formula)
 
 

@@ -20,7 +20,7 @@ from pipeline.models.partition import refuse_outside, resolve_partition, side_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.merge.adapters import Source
+    from pipeline.merge.adapters import Opened, Source
     from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed, Linear
 
@@ -93,19 +93,12 @@ class Reset(Merge):
             return "reset-layers"
         return "reset-rows"
 
-    def decide(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        partition: Partition | None,
-        threads: int | None,
-    ) -> Linear | Computed:
+    def decide(self, opened: Opened) -> Linear | Computed:
         from pipeline.merge.merge import Computed, Linear
 
-        assert base is not None
-        sites = anatomy(base.names)
-        weights = reset_weights(self, sites, partition)
-        reset = _ResetRows(self, sources["expert"], base, sites, weights)
+        sites = anatomy(opened.base.names)
+        weights = reset_weights(self, sites, opened.partition)
+        reset = _ResetRows(self, opened.experts["expert"], opened.base, sites, weights)
         if self.threshold is None:
             return Linear(weights, reset.kept_shares)
         return Computed(reset.formula, weights, measured=reset.kept_shares)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from pipeline.config.knob import knob
 from pipeline.config.merging import Merge, References, numbered_references
-from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.merge.adapters import Source
+    from pipeline.merge.adapters import Opened, Source
     from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed
 
@@ -43,17 +42,11 @@ class Slerp(Merge):
     def exact_for_adapters(self) -> bool:
         return False
 
-    def decide(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        partition: Partition | None,
-        threads: int | None,
-    ) -> Computed:
+    def decide(self, opened: Opened) -> Computed:
         from pipeline.merge.formulas import weighted_sum
         from pipeline.merge.merge import Computed
 
-        first, second = sources.values()
+        first, second = opened.experts.values()
 
         def formula(name: str) -> Rows:
             a, b = shares_on_the_arc(first, second, name, self.t)

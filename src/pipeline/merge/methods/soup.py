@@ -15,7 +15,7 @@ from pipeline.merge.weights import Weights, inverse_weights, weights_over_depth
 from pipeline.models.anatomy import Site, anatomy
 
 if TYPE_CHECKING:
-    from pipeline.merge.adapters import Source
+    from pipeline.merge.adapters import Opened
     from pipeline.merge.merge import Linear
 
 
@@ -83,20 +83,13 @@ class Soup(Merge):
             shares[name] = {str(role): weight for role, weight in enumerate(numbers) if weight}
         return shares
 
-    def decide(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        partition: Partition | None,
-        threads: int | None,
-    ) -> Linear:
+    def decide(self, opened: Opened) -> Linear:
         from pipeline.merge.formulas import mean_change
         from pipeline.merge.merge import Linear
 
         magnitudes = None
         if self.needs_base():
-            assert base is not None
             magnitudes = {}
-            for role, source in sources.items():
-                magnitudes[role] = mean_change([(1.0, source)], base, threads)
-        return Linear(self.shares_in(anatomy(sources["0"].names), magnitudes))
+            for role, source in opened.experts.items():
+                magnitudes[role] = mean_change([(1.0, source)], opened.base, opened.threads)
+        return Linear(self.shares_in(anatomy(opened.experts["0"].names), magnitudes))

@@ -14,7 +14,7 @@ from pipeline.models.anatomy import Site, anatomy
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.merge.adapters import Source
+    from pipeline.merge.adapters import Opened
     from pipeline.merge.merge import Computed
     from pipeline.merge.task_vectors import Change
 
@@ -42,21 +42,14 @@ class TaskArithmetic(TaskVectors):
         """Return the weight of each expert in each parameter."""
         return weights_over_depth(self.weights, len(self.experts), 1.0, sites)
 
-    def decide(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        partition: Partition | None,
-        threads: int | None,
-    ) -> Computed:
+    def decide(self, opened: Opened) -> Computed:
         import numpy as np
 
         from pipeline.merge.formulas import add_up
         from pipeline.merge.merge import Computed
 
-        assert base is not None
-        experts = list(sources.values())
-        weights = self.weights_in(anatomy(sources["0"].names))
+        experts = list(opened.experts.values())
+        weights = self.weights_in(anatomy(opened.experts["0"].names))
 
         def change_of(name: str) -> Change:
             numbers = [np.float32(weight) for weight in weights[name]]
@@ -69,6 +62,6 @@ class TaskArithmetic(TaskVectors):
         changes: Weights = {}
         for name, numbers in weights.items():
             scaled = [self.scale * number for number in numbers]
-            changes[name] = dict(zip(sources, scaled, strict=True))
-        formula = changed_base(experts, base, change_of, self.scale)
+            changes[name] = dict(zip(opened.experts, scaled, strict=True))
+        formula = changed_base(experts, opened.base, change_of, self.scale)
         return Computed(formula, changes=changes)

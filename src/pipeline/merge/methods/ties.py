@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config.knob import knob
-from pipeline.config.training import Partition
 from pipeline.merge.task_vectors import TaskVectors
 
 if TYPE_CHECKING:
-    from pipeline.merge.adapters import Source
+    from pipeline.merge.adapters import Opened
     from pipeline.merge.merge import Computed
 
 
@@ -27,16 +26,9 @@ class Ties(TaskVectors):
     density: float = knob(0.2, gt=0, le=1)
     scale: float = knob(1.0, gt=0)
 
-    def decide(
-        self,
-        sources: dict[str, Source],
-        base: Source | None,
-        partition: Partition | None,
-        threads: int | None,
-    ) -> Computed:
+    def decide(self, opened: Opened) -> Computed:
         from pipeline.merge.merge import Computed
         from pipeline.merge.ties import TiesMerge
 
-        assert base is not None
-        ties = TiesMerge(self, sources, base)
+        ties = TiesMerge(self, opened.experts, opened.base)
         return Computed(ties.formula, prepare=ties.prepare, measured=ties.kept_density)
