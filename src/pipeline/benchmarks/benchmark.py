@@ -15,6 +15,7 @@ from typing import Literal
 from pipeline.benchmarks.local_files import Row
 from pipeline.config.data import Source
 from pipeline.config.task_yaml import read_task
+from pipeline.errors import PipelineError
 from pipeline.languages import Language
 
 Kind = Literal["choice", "number", "translation", "program", "text", "answer"]
@@ -100,6 +101,15 @@ class Benchmark:
     compared: Mapping[str, int] = field(default_factory=dict)
     of_harness: bool = False
     one_set: bool = False
+
+    def __post_init__(self) -> None:
+        if self.of_harness:
+            return
+        if (self.kind == "choice") != (self.choices > 1):
+            raise PipelineError(
+                f"benchmark {self.name}: kind={self.kind} has choices={self.choices}. Give 2 or"
+                " more for kind=choice, and 0 for other kinds."
+            )
 
     @property
     def tasks(self) -> tuple[str, ...]:
