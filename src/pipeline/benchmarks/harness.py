@@ -23,7 +23,6 @@ from pipeline.benchmarks.task_safety import (
 from pipeline.config.harness_tasks import (
     Index,
     file_of,
-    files_of_task,
     harness_index,
     included_folder,
     included_state,
@@ -36,7 +35,6 @@ from pipeline.config.task_yaml import (
     outside_metric,
 )
 from pipeline.errors import PipelineError
-from pipeline.files import content_hash
 
 # Output type -> kind, and the metric of tasks without a metric_list
 KINDS: dict[str, tuple[Kind, str]] = {
@@ -187,8 +185,6 @@ def task_body(ask: Ask, task: str) -> Row:
     included = included_folder(task)
     if included:
         check_included(ask, task, task_file, included)
-        content = content_hash([*files_of_task(task)], included)
-        body["metadata"] = {"version": 0, **(stock.get("metadata") or {}), "content": content}
     has_own_rows = included and data_files(stock)
     if ask.data_root and not has_own_rows:
         raise Missing(
