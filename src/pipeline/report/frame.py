@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Weights = Sequence[tuple[float, Cell]]  # cells that are summed
+Translations = Mapping[Any, tuple[str, str]]  # doc_id -> (reference, response)
 
 
 class NoScore(PipelineError):
@@ -135,9 +137,6 @@ class Frame:
         return value, *self.interval(value, variance)
 
 
-Sentences = list[tuple[str, tuple[tuple[str, str], ...]]]  # (pair, its references and responses)
-
-
 @dataclass
 class CorpusFrame(Frame):
     """A frame of corpus metrics, which are not means over questions.
@@ -149,23 +148,6 @@ class CorpusFrame(Frame):
     """
 
     sentences: int = 0
-
-    @classmethod
-    def of(
-        cls, plan: TablePlan, cells: Sequence[Cell], metric: str, texts: Mapping[Key, Sentences]
-    ) -> CorpusFrame:
-        import numpy as np
-
-        rows = {key: row for row, key in enumerate(texts)}
-        answers = []
-        sentences = 0
-        for pairs in texts.values():
-            of_pairs = []
-            for pair, of_pair in pairs:
-                of_pairs.append(drawn_scores(metric, pair, of_pair))
-                sentences = len(of_pair)
-            answers.append(np.mean(of_pairs, axis=0))
-        return cls(plan, cells, rows, np.array(answers), sentences=sentences)
 
     @property
     def size(self) -> int:
@@ -213,6 +195,34 @@ def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
     if not shared:
         raise NoScore("its scores share no question")
     return sorted(shared)
+
+
+def corpus_frame(
+    plan: TablePlan,
+    cells: Sequence[Cell],
+    metric: str,
+    translations: Mapping[Key, Mapping[str, Translations]],
+) -> CorpusFrame:
+    """Return the frame of a corpus metric, on the sentences that all scores share.
+
+    Args:
+        plan: The plan of the cells.
+        cells: The cells.
+        metric: The corpus metric.
+        translations: The sentences of each score, by pair of languages.
+    """
+    import numpy as np
+
+    ids = shared_questions(chain.from_iterable(pairs.values() for pairs in translations.values()))
+    rows = []
+    for pairs in translations.values():
+        of_pairs = []
+        for pair, texts in pairs.items():
+            sentences = tuple(texts[question] for question in ids)
+            of_pairs.append(drawn_scores(metric, pair, sentences))
+        rows.append(np.mean(of_pairs, axis=0))
+    row_of = {key: row for row, key in enumerate(translations)}
+    return CorpusFrame(plan, cells, row_of, np.array(rows), sentences=len(ids))
 
 
 def answers_frame(
