@@ -15,13 +15,12 @@ from pipeline.analyze.drawing import draw_svg
 from pipeline.report.claims import VERDICTS
 from pipeline.report.figures import draw_scores
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import Results, RunResult
+from pipeline.report.load.contents import CellResult, Results, RunResult
 from pipeline.report.marks import Marks, browsed
 from pipeline.report.render.cells import (
     BOLD,
     by_message,
     cell_difference,
-    cell_lines,
     choice_lines,
     group_reasons,
     legend,
@@ -51,8 +50,8 @@ def page(
     results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks
 ) -> tuple[str, str]:
     """Return index.html of a report, and its figure of scores as SVG, or ""."""
-    lines = chart_lines(results)
-    chart = draw_chart(results, lines)
+    bars = [cell for cell in results.cells if cell.task and cell.value is not None]
+    chart = draw_chart(results, bars)
     shown = browsed(results.cells)
     answers = [results.answers.get(place, Answers()) for place in shown.values()]
     answered = any(of_place.n for of_place in answers)
@@ -63,7 +62,7 @@ def page(
         notes=notes,
         marks=marks,
         chart=chart,
-        lines=lines,
+        bars=bars,
         answered=answered,
         bundle=data_tables() if answered else {},
         **helpers(),
@@ -157,22 +156,13 @@ def data_tables() -> dict[str, str]:
 # --- figures ---
 
 
-def draw_chart(results: Results, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the chart of the scores as SVG, or "" if the table is too large."""
-    columns = {line["column"] for line in lines}
-    if not lines or len(results.rows) > MOST_BARS or len(columns) > MOST_PANELS:
+def draw_chart(results: Results, cells: Sequence[CellResult]) -> str:
+    """Return the chart of some scores as SVG, or "" if the table is too large."""
+    columns = {cell.column for cell in cells}
+    if not cells or len(results.rows) > MOST_BARS or len(columns) > MOST_PANELS:
         return ""
     title = "Scores by row: the numbers are in the table above"
-    return draw_svg(lambda: draw_scores(lines), "scores", title)
-
-
-def chart_lines(results: Results) -> list[dict[str, Any]]:
-    """Return the lines of cells.csv that are scores, with `best`."""
-    lines = []
-    for cell, line in zip(results.cells, cell_lines(results), strict=True):
-        if cell.task and cell.value is not None:
-            lines.append({**line, "best": cell.best})
-    return lines
+    return draw_svg(lambda: draw_scores(cells), "scores", title)
 
 
 def maps_of(results: Results) -> list[tuple[str, str]]:
