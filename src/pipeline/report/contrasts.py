@@ -93,17 +93,17 @@ def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, in
     controls = {control for _, control in plan.controls}
     pairs: dict[Pair, int] = {}
     for place, models in models_at.items():
-        names: dict[str, list[str]] = {"base": [], "expert": [], "merge": []}
-        for name, cell in models.items():
-            names.setdefault(cell.role, []).append(name)
-        experts = sorted(names["expert"], key=lambda name: -(models[name].value or 0))
-        for merge in names["merge"]:
-            if models[merge].maximum is not None or merge in controls:
+        bases = [name for name, cell in models.items() if cell.role == "base"]
+        experts = [cell for cell in models.values() if cell.role == "expert"]
+        for merge, cell in models.items():
+            if cell.role != "merge" or cell.maximum is not None or merge in controls:
                 continue
-            for base in names["base"]:
+            for base in bases:
                 pairs[merge, base, place] = 1
             if experts:
-                pairs[merge, experts[0], place] = len(experts)
+                best = max(experts, key=lambda expert: expert.value or 0)
+                name, _ = model_and_place(plan, best)
+                pairs[merge, name, place] = len(experts)
     return pairs
 
 
@@ -162,7 +162,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
         if not line["exploratory"]:
             level = holm_level(count, is_primary(line, primary), bool(primary))
         raised = contrast.with_least_between([ratios[axis] for axis in measured_axes])
-        line |= numbers_of(raised, level)
+        line |= {**raised.in_points(level), "p": raised.p}
     return correct_contrasts(lines, primary)
 
 
@@ -200,21 +200,6 @@ def facts_of_comparison(
         shares = share_of_wins(comparison, drawn, lower)
         facts |= zip(BEATS, [100 * share for share in shares], strict=True)
     return facts
-
-
-def numbers_of(contrast: Contrast, level: float) -> dict[str, Any]:
-    """Return the numbers of a line of contrasts.csv, in points or bits.
-
-    `level` is the level of the detectable difference.
-    """
-    return {
-        "difference": 100 * contrast.difference,
-        "low": 100 * contrast.low,
-        "high": 100 * contrast.high,
-        "p": contrast.p,
-        "n": contrast.n,
-        "detectable": 100 * contrast.detectable(level),
-    }
 
 
 def is_drawn(values: Mapping[Any, Any]) -> bool:

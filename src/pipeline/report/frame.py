@@ -19,6 +19,7 @@ from pipeline.tables.plan import Cell, TablePlan
 if TYPE_CHECKING:
     import numpy as np
 
+NO_HALVES = "the best of several has no split-half estimate in BLEU and chrF++"
 Weights = Sequence[tuple[float, Cell]]  # cells that are summed
 Translations = Mapping[Any, tuple[str, str]]  # doc_id -> (reference, response)
 
@@ -50,19 +51,6 @@ class Frame:
     @cached_property
     def means(self) -> np.ndarray:
         return self.answers.mean(axis=1, keepdims=True)
-
-    def summary(self, row: np.ndarray) -> tuple[float, float]:
-        """Return the value of a row of answers, and its variance over draws of questions."""
-        n = len(row)
-        ddof = 0 if self.bounded or n < 2 else 1
-        return float(row.mean()), float(row.var(ddof=ddof)) / n
-
-    def interval(self, value: float, variance: float) -> tuple[float, float]:
-        if self.bounded:
-            return share_interval(value, self.size, variance)
-        if self.size < 2 or variance == 0:
-            raise NoScore("one question, or the same value on all questions, shows no variance")
-        return NormalTest(value, math.sqrt(variance), self.size - 1, math.inf).interval()
 
     def contrast(
         self,
@@ -130,11 +118,19 @@ class Frame:
         """
         import numpy as np
 
-        value, variance = self.summary(self.cell(cell, self.means, self.answers))
+        row = self.cell(cell, self.means, self.answers)
+        value = float(row.mean())
+        ddof = 0 if self.bounded or self.size < 2 else 1
+        variance = float(row.var(ddof=ddof)) / self.size
         if not is_plain_mean(self.plan, cell):
             value, draws = self.split_half(partial(self.cell, cell))
             variance = float(np.var(draws, ddof=1))
-        return value, *self.interval(value, variance)
+        if self.bounded:
+            return value, *share_interval(value, self.size, variance)
+        if self.size < 2 or variance == 0:
+            raise NoScore("one question, or the same value on all questions, shows no variance")
+        test = NormalTest(value, math.sqrt(variance), self.size - 1, math.inf)
+        return value, *test.interval()
 
 
 @dataclass
@@ -160,19 +156,20 @@ class CorpusFrame(Frame):
     def split_half(
         self, statistic: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> tuple[float, np.ndarray]:
-        raise NoScore("the best of several has no split-half estimate in BLEU and chrF++")
+        raise NoScore(NO_HALVES)
 
-    def summary(self, row: np.ndarray) -> tuple[float, float]:
-        return float(row[0]), float(row[1:].var(ddof=1))
-
-    def interval(self, value: float, variance: float) -> tuple[float, float]:
-        """Return a normal interval.
+    def estimate(self, cell: Cell) -> tuple[float, float, float]:
+        """Return a cell and its normal interval.
 
         The standard error is at least one sentence's, as in contrasts.
         """
-        error = max(math.sqrt(variance), 1 / self.size)
+        if not is_plain_mean(self.plan, cell):
+            raise NoScore(NO_HALVES)
+        row = self.cell(cell, self.means, self.answers)
+        value = float(row[0])
+        error = max(math.sqrt(float(row[1:].var(ddof=1))), 1 / self.size)
         low, high = NormalTest(value, error).interval()
-        return max(0.0, low), high
+        return value, max(0.0, low), high
 
     def contrast(
         self,
@@ -334,18 +331,21 @@ class Comparison:
         right = self.side(self.right, means, means)
         return float(left[0]), float(right[0])
 
+    @cached_property
+    def by_level(self) -> np.ndarray:
+        """Left minus right by question: (levels of each axis ..., N)."""
+        return self.difference(self.frame.means, self.frame.answers, self.axes)
+
     @property
     def varied(self) -> list[str]:
         """The sampled axes that have several values in a cell."""
-        means = self.frame.means
-        shape = self.difference(means, means, self.axes).shape[:-1]
-        return [axis for axis, size in zip(self.axes, shape, strict=True) if size > 1]
+        levels = zip(self.axes, self.by_level.shape, strict=False)
+        return [axis for axis, size in levels if size > 1]
 
     def differences(self) -> np.ndarray:
         """Return left minus right by question: (levels of each varied axis ..., N)."""
-        difference = self.difference(self.frame.means, self.frame.answers, self.axes)
-        levels = [size for size in difference.shape[:-1] if size > 1]
-        return difference.reshape([*levels, difference.shape[-1]])
+        levels = [size for size in self.by_level.shape[:-1] if size > 1]
+        return self.by_level.reshape([*levels, -1])
 
     def contrast(self) -> Contrast:
         """Return the contrast of left minus right.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.stats.statistics import LEVEL, NormalTest, PairedScore, detectable_difference
 
@@ -92,6 +92,16 @@ class Contrast:
     def p(self) -> float:
         """The two-sided p of no difference."""
         return self.test.p(0)
+
+    def in_points(self, level: float = LEVEL) -> dict[str, Any]:
+        """Return the difference, its interval and the detectable difference in points, and n."""
+        return {
+            "difference": 100 * self.difference,
+            "low": 100 * self.low,
+            "high": 100 * self.high,
+            "n": self.n,
+            "detectable": 100 * self.detectable(level),
+        }
 
     def with_least_between(self, ratios: Sequence[float]) -> Contrast:
         """Return the contrast with `between >= ratio * within` on each axis."""
