@@ -83,6 +83,13 @@ class Claim:
         return PipelineError(f"{self.file}, claim {self.id}: {problem}")
 
     @property
+    def factor(self) -> float:
+        """The weight of the right side, above 1 for a relative claim."""
+        if self.relative:
+            return 1 + self.threshold / 100
+        return 1.0
+
+    @property
     def margin(self) -> float:
         """The threshold for left minus right, as a share.
 

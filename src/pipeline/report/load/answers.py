@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -142,7 +141,7 @@ def read_answers(
 ) -> tuple[dict[Place, Answers], bytes]:
     """Read the answers of each place, and answers.parquet, of these evaluations.
 
-    The first questions of each place are kept for the page, up to MOST_QUESTIONS of each and
+    The first questions of each place are kept for the page, up to MOST_QUESTIONS of each and about
     MOST_ANSWERS in total.
 
     Raises:
@@ -155,10 +154,7 @@ def read_answers(
     rows: list[dict[str, Any]] = []
     answers: dict[Place, Answers] = {}
     file = io.BytesIO()
-    places = set()
-    for name, evaluation in evaluations.items():
-        places |= {(name, row.task, row.where) for row in evaluation.rows}
-    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places))))
+    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(evaluations))))
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for _, evaluation in sorted(evaluations.items()):
             shots = {(row.task, row.where): row.num_fewshot for row in evaluation.rows}
@@ -243,7 +239,7 @@ def page_item(task: str, sample: Sample) -> list[Any]:
     row = answer_row(task, sample)
     numbers = []
     for name, value in sorted((sample.get("scores") or {}).items()):
-        if isinstance(value, int | float) and math.isfinite(value):
+        if finite_or_none(value) is not None:
             numbers.append(f"{name} {value:.4g}")
     scores = ", ".join(numbers)
     if row["cut_off"]:

@@ -170,16 +170,11 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
     It has the headline, the cells in columns, and the meaning of the marks. Cells have their
     intervals if the lines are then not too wide.
     """
-    heads = ["", *results.columns]
-    right = range(1, len(heads))
-    table = align_columns([heads, *cell_texts(results, interval=True)], right)
-    has_interval = any(cell.low is not None for cell in results.cells)
-    if max(map(len, table)) > WIDTH:
-        has_interval = False
-    if not has_interval:
-        table = align_columns([heads, *cell_texts(results)], right)
     notes = legend(results, PUBLISHED)
-    if has_interval:
+    table = aligned_cells(results, interval=True)
+    if max(map(len, table)) > WIDTH:
+        table = aligned_cells(results, interval=False)
+    elif any(cell.low is not None for cell in results.cells):
         notes.insert(0, INTERVAL)
     reasons = [*missing_lines(results), *marks]
     texts = []
@@ -187,6 +182,11 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
         if part:
             texts.append("\n".join(line.rstrip() for line in part))
     return "\n\n".join(texts) + "\n"
+
+
+def aligned_cells(results: Results, interval: bool) -> list[str]:
+    heads = ["", *results.columns]
+    return align_columns([heads, *cell_texts(results, interval)], range(1, len(heads)))
 
 
 def missing_lines(results: Results) -> list[str]:
