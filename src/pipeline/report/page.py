@@ -65,8 +65,14 @@ def page(
         bars=bars,
         answered=answered,
         bundle=data_tables() if answered else {},
-        **helpers(),
-        **context_of_cells(results),
+        difference_of=cell_difference,
+        group_reasons=group_reasons,
+        bold=BOLD,
+        verdicts=VERDICTS,
+        kinds=KINDS,
+        legend=page_legend(results),
+        choices=choice_lines(results),
+        maps=maps_of(results),
         **context_of_runs(results),
     )
     data = {}
@@ -77,26 +83,6 @@ def page(
     if chart:
         picture = re.sub(r"var\(--\w+, ([^()]*)\)", r"\1", chart) + "\n"
     return html, picture
-
-
-def helpers() -> dict[str, Any]:
-    """Return the functions and texts that the template uses for every table."""
-    return {
-        "difference_of": cell_difference,
-        "group_reasons": group_reasons,
-        "bold": BOLD,
-        "verdicts": VERDICTS,
-        "kinds": KINDS,
-    }
-
-
-def context_of_cells(results: Results) -> dict[str, Any]:
-    """Return what the template shows of cells, comparisons and choices."""
-    return {
-        "legend": page_legend(results),
-        "choices": choice_lines(results),
-        "maps": maps_of(results),
-    }
 
 
 def context_of_runs(results: Results) -> dict[str, Any]:
