@@ -15,8 +15,8 @@ from pipeline.analyze.drawing import draw_svg
 from pipeline.report.claims import VERDICTS
 from pipeline.report.figures import draw_scores
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import CellResult, Results, RunResult
-from pipeline.report.marks import Marks, browsed
+from pipeline.report.load.contents import CellResult, Results
+from pipeline.report.marks import Marks, Shown, browsed
 from pipeline.report.render.cells import (
     BOLD,
     by_message,
@@ -87,21 +87,24 @@ def page(
 
 def context_of_runs(results: Results) -> dict[str, Any]:
     """Return the variables of the page's template that are about runs."""
-    stale, warnings = [], []
+    stale, warnings, stopped = [], [], []
+    for title, reasons in (("failed", results.failed), ("not started", results.missing)):
+        messages = [(reason, run) for run, reason in reasons.items()]
+        stopped.append((title, len(reasons), by_message(messages)))
     for run in results.runs:
         if run.stale:
             stale.append((run.stale, run.name))
         for warning in run.warnings:
             warnings.append((warning, run.name))
     return {
-        "runs": sorted(results.runs, key=run_order),
+        # trainings first, then evaluations
+        "runs": sorted(
+            results.runs, key=lambda run: (run.stage not in TRAININGS, run.stage != "eval")
+        ),
         "run_of": {run.name: run for run in results.runs},
         "stale": by_message(stale),
         "warnings": by_message(warnings),
-        "stopped": [
-            stopped_runs("failed", results.failed),
-            stopped_runs("not started", results.missing),
-        ],
+        "stopped": stopped,
     }
 
 
@@ -113,19 +116,6 @@ def page_legend(results: Results) -> list[str]:
     if any(run.stale for run in results.runs):
         notes.append(STALE)
     return notes
-
-
-def stopped_runs(
-    title: str, reasons: Mapping[str, str]
-) -> tuple[str, int, list[tuple[str, list[str]]]]:
-    """Return a title, the number of runs, and the runs of each reason."""
-    messages = [(reason, run) for run, reason in reasons.items()]
-    return title, len(reasons), by_message(messages)
-
-
-def run_order(run: RunResult) -> tuple[bool, bool]:
-    """Sort trainings first, then evaluations."""
-    return run.stage not in TRAININGS, run.stage != "eval"
 
 
 def data_tables() -> dict[str, str]:
@@ -174,7 +164,7 @@ def maps_of(results: Results) -> list[tuple[str, str]]:
 
 
 def answer_data(
-    shown: Mapping[tuple[str, str, str], Place], answers: Mapping[Place, Answers], most_bytes: int
+    shown: Mapping[Shown, Place], answers: Mapping[Place, Answers], most_bytes: int
 ) -> dict[str, Any]:
     """Return the first questions of each evaluation that is `browsed`, as JSON.
 
@@ -198,9 +188,7 @@ def answer_data(
         number = max(1, min(number - 1, int(number * most_bytes / size)))
 
 
-def first_answers(
-    items: Mapping[tuple[str, str, str], Sequence[Sequence[Any]]], number: int
-) -> dict[str, Any]:
+def first_answers(items: Mapping[Shown, list[list[str]]], number: int) -> dict[str, Any]:
     """Return `answer_data` of the first questions, by question.
 
     `items` maps (row, column, language) to the results of `page_item`.
@@ -211,9 +199,7 @@ def first_answers(
         for (row, column, language), first in items.items():
             if question >= len(first):
                 continue
-            doc, correct, prompt, target, response, extracted, scores = first[question]
-            right = {True: "✓ right", False: "✗ wrong"}.get(correct, "")
-            texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
+            texts = [column, language, *first[question]]
             indices = [index_of.setdefault(text, len(index_of)) for text in texts]
             models.setdefault(row, []).append(indices)
     return {"strings": list(index_of), "models": models}

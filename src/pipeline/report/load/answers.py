@@ -68,7 +68,7 @@ class Answers:
     unparsed: int = 0
     cut_off: int = 0
     chance: float | None = None
-    first: list[list[Any]] = field(default_factory=list)
+    first: list[list[str]] = field(default_factory=list)
     scores: dict[str, dict[Any, Any]] = field(default_factory=dict)
     texts: dict[Any, tuple[str, str]] = field(default_factory=dict)
     groups: dict[Any, Any] = field(default_factory=dict)
@@ -231,10 +231,10 @@ def chance_by_options(samples: Sequence[Sample]) -> float | None:
     return None
 
 
-def page_item(task: str, sample: Sample) -> list[Any]:
+def page_item(task: str, sample: Sample) -> list[str]:
     """Return an answer as the page shows it.
 
-    [doc_id, correct, prompt, target, response, extracted, further scores]
+    [question, prompt, expected, right or wrong, extracted, response, further scores]
     """
     row = answer_row(task, sample)
     numbers = []
@@ -249,8 +249,8 @@ def page_item(task: str, sample: Sample) -> list[Any]:
         prompt = f"[cut] …{prompt[-LONGEST:]}"
     if len(response) > LONGEST:
         response = f"{response[:LONGEST]}… [cut]"
-    texts = [prompt, row["target"], response, row["extracted"], scores]
-    return [sample["doc_id"], row["correct"], *texts]
+    right = {True: "✓ right", False: "✗ wrong"}.get(row["correct"], "")
+    return [row["doc_id"], prompt, row["target"], right, row["extracted"], response, scores]
 
 
 def text_of(value: Any) -> str:
