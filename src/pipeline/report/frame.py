@@ -194,19 +194,12 @@ def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
     return sorted(shared)
 
 
-def corpus_frame(
-    plan: TablePlan,
-    cells: Sequence[Cell],
-    metric: str,
-    translations: Mapping[Key, Mapping[str, Translations]],
-) -> CorpusFrame:
-    """Return the frame of a corpus metric, on the sentences that all scores share.
+def corpus_matrix(
+    metric: str, translations: Mapping[Key, Mapping[str, Translations]]
+) -> tuple[np.ndarray, int]:
+    """Return the rows of a `CorpusFrame`, and the number of sentences that all scores share.
 
-    Args:
-        plan: The plan of the cells.
-        cells: The cells.
-        metric: The corpus metric.
-        translations: The sentences of each score, by pair of languages.
+    `translations` has the sentences of each score, by pair of languages.
     """
     import numpy as np
 
@@ -218,24 +211,16 @@ def corpus_frame(
             sentences = tuple(texts[question] for question in ids)
             of_pairs.append(drawn_scores(metric, pair, sentences))
         rows.append(np.mean(of_pairs, axis=0))
-    row_of = {key: row for row, key in enumerate(translations)}
-    return CorpusFrame(plan, cells, row_of, np.array(rows), sentences=len(ids))
+    return np.array(rows), len(ids)
 
 
-def answers_frame(
-    plan: TablePlan,
-    cells: Sequence[Cell],
-    answers: Mapping[Key, Mapping[Any, float]],
-    bounded: bool = True,
-    groups: Mapping[Any, Any] | None = None,
-) -> Frame:
-    """Return the frame of answers, on the questions that all scores of a language share.
+def answer_matrix(
+    answers: Mapping[Key, Mapping[Any, float]], groups: Mapping[Any, Any]
+) -> np.ndarray:
+    """Return the rows of a `Frame`, on the questions that all scores of a language share.
 
     Args:
-        plan: The plan of the cells.
-        cells: The cells.
         answers: The answers of each score, by question.
-        bounded: False for numbers without bounds.
         groups: question -> the passage that it is about. Questions about one passage are not
             independent: their sum counts as one question, scaled so that the mean is unchanged.
     """
@@ -255,7 +240,7 @@ def answers_frame(
     matrix = np.array(rows)
     if groups:
         matrix = sum_groups(matrix, [groups.get(question, question) for question in ids])
-    return Frame(plan, cells, {key: row for row, key in enumerate(answers)}, matrix, bounded)
+    return matrix
 
 
 def sum_groups(answers: np.ndarray, groups: Sequence[Any]) -> np.ndarray:

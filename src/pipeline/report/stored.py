@@ -22,7 +22,14 @@ from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.work import BLOCKED
 from pipeline.report.expression import evaluate, lines_of, scores_of
-from pipeline.report.frame import Frame, NoScore, Translations, answers_frame, corpus_frame
+from pipeline.report.frame import (
+    CorpusFrame,
+    Frame,
+    NoScore,
+    Translations,
+    answer_matrix,
+    corpus_matrix,
+)
 from pipeline.report.load.answers import Answers, Place, Vector
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import Run
@@ -193,9 +200,11 @@ class StoredAnswers:
             NoScore: If a score has no answers.
         """
         keys = scores_of(plan, cells)
+        rows = {key: row for row, key in enumerate(keys)}
         if metric in CORPUS_METRICS:
             translations = {key: self.read_translations(*key) for key in keys}
-            return corpus_frame(plan, cells, metric, translations)
+            matrix, sentences = corpus_matrix(metric, translations)
+            return CorpusFrame(plan, cells, rows, matrix, sentences=sentences)
         answers = {key: self.scores_by_question(key[0], metric, key[1]) for key in keys}
         benchmark = find_benchmark(task_of(keys[0][0]))
         bounded = not is_measure(metric)
@@ -208,7 +217,7 @@ class StoredAnswers:
         if benchmark is not None and benchmark.passage is not None:
             for key in keys:
                 groups |= self.groups_of(*key)
-        return answers_frame(plan, cells, answers, bounded, groups)
+        return Frame(plan, cells, rows, answer_matrix(answers, groups), bounded)
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         """Return question -> score, which is the number that tables show divided by 100.
