@@ -102,7 +102,11 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
     others = [line for line in tested if not line["primary"]]
     sentences = []
     if primary and not first:
-        sentences.append(missing_sentence(lines, primary))
+        left, right, place = primary
+        reasons = [line["missing"] for line in lines if line["primary"] and line["missing"]]
+        reason = "; ".join(reasons) or "it has no answers"
+        compared = f"“{left}” with “{right}” in “{place}”"
+        sentences.append(f"The primary comparison, {compared}, is missing: {reason}.")
     if not tested:
         return [*sentences, "No two models have answers to compare."]
     significant = [line for line in others if is_significant(line)]
@@ -121,15 +125,6 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
         least = min(insignificant, key=lambda line: line["detectable"])
         sentences.append(f"{none} {detectable_sentence(least)}")
     return sentences
-
-
-def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
-    left, right, place = primary
-    reason = "it has no answers"
-    for line in lines:
-        if line["primary"] and line["missing"]:
-            reason = line["missing"]
-    return f"The primary comparison, “{left}” with “{right}” in “{place}”, is missing: {reason}."
 
 
 def is_gain(line: Line) -> bool:

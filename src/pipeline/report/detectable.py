@@ -45,18 +45,14 @@ def first_detectable(planning: Planning) -> tuple[str, list[list[str]]] | None:
         if any(run.stage in TRAININGS for run in plan.table.runs.values()):
             seeds.update(MORE_SEEDS)
         heads = [f"points detectable at p < {level:.2g}"]
-        numbers = [f"{questions:,} questions{mean_text(scores)}"]
+        numbers = [f"{questions:,} questions"]
+        if scores > 1:
+            numbers[0] += f", mean of {scores} scores (assumed correlation {CORRELATION:g})"
         for count in sorted(seeds):
             heads.append(f"{count} seeds" if count else "these trainings")
             numbers.append(f"{planned_difference(questions, level, count, scores):.1f}")
         return text, [heads, numbers]
     return None
-
-
-def mean_text(scores: int) -> str:
-    if scores < 2:
-        return ""
-    return f", mean of {scores} scores (assumed correlation {CORRELATION:g})"
 
 
 def untestable_claims(planning: Planning) -> list[str]:

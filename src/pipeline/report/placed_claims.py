@@ -22,6 +22,7 @@ RANKED = (
     "wilcoxon",
     "spearman",
 )  # places are blocks, and axes group them into clusters
+Trainings = frozenset[str]  # keys of the specs of trainings
 SEED = "seed"  # the axis whose trainings differ only by chance
 ADD_SEEDS = "every.seed=[0,1,2] trains each three times, and stage=plan prints their GPU-hours"
 
@@ -204,7 +205,7 @@ class PlacedClaim:
                 )
 
 
-def trainings_of(plan: TablePlan, model: str) -> frozenset[str]:
+def trainings_of(plan: TablePlan, model: str) -> Trainings:
     """Return the trainings behind a model, by the keys of their specs."""
     if model not in plan.trainings:
         trainings: set[str] = set()
@@ -227,7 +228,7 @@ def candidate_models(plan: TablePlan, model: str) -> list[str]:
     return [model]
 
 
-def candidate_trainings(plan: TablePlan, item: Item) -> set[frozenset[str]]:
+def candidate_trainings(plan: TablePlan, item: Item) -> set[Trainings]:
     """Return the trainings of each candidate that an item is chosen from."""
     trainings = set()
     for reading in item.readings:
@@ -237,9 +238,9 @@ def candidate_trainings(plan: TablePlan, item: Item) -> set[frozenset[str]]:
     return trainings
 
 
-def trainings_chosen_of(plan: TablePlan, cells: Iterable[Cell]) -> set[frozenset[frozenset[str]]]:
+def trainings_chosen_of(plan: TablePlan, cells: Iterable[Cell]) -> set[frozenset[Trainings]]:
     """Return the trainings of each candidate where cells take the best of different trainings."""
-    groups: set[frozenset[frozenset[str]]] = set()
+    groups: set[frozenset[Trainings]] = set()
     for leaf in chain.from_iterable(leaf_cells(plan, cell) for cell in cells):
         of_items = [frozenset(candidate_trainings(plan, item)) for item in leaf.items]
         for of_item, item in zip(of_items, leaf.items, strict=True):

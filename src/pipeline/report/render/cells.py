@@ -13,6 +13,7 @@ from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.templates import render
 from pipeline.text import align_columns, first_few
 
+COLUMNS = ("row column value low high maximum n published difference suspect missing runs").split()
 MISSING = "—"
 WIDTH = 120
 NAMED_AT_MOST = 30  # runs with their names
@@ -34,23 +35,11 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
     are explained in CellResult. `difference` is the papers' number of this cell minus the published
     one.
     """
-    return [
-        {
-            "row": cell.row,
-            "column": cell.column,
-            "value": cell.value,
-            "low": cell.low,
-            "high": cell.high,
-            "maximum": cell.maximum,
-            "n": cell.n,
-            "published": cell.published,
-            "difference": cell_difference(cell),
-            "suspect": cell.suspect,
-            "missing": cell.missing,
-            "runs": " ".join(cell.runs),
-        }
-        for cell in results.cells
-    ]
+    lines = []
+    for cell in results.cells:
+        line = {**vars(cell), "difference": cell_difference(cell), "runs": " ".join(cell.runs)}
+        lines.append({name: line[name] for name in COLUMNS})
+    return lines
 
 
 def cell_difference(cell: CellResult) -> float | None:
