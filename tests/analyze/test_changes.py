@@ -104,16 +104,15 @@ def test_how_the_changes_of_two_experts_agree(models, tmp_path):
     assert facts["pairs"]["math-0 language-1"]["cosine"] == facts["cosine"]
 
 
-def test_maps_that_are_not_comparable_and_thresholds_that_nobody_gave(models, tmp_path):
+def test_a_map_names_the_optimizer_of_its_expert(models, tmp_path):
     run, work = run_of(models, tmp_path, "math", "language", optimizers=("adamw", "muon"))
-    with pytest.raises(
-        PipelineError, match="optimizer adamw, language-1 has muon: their maps are not comparable"
-    ):
-        make(run, work, None)
-    run.config.analyze.compare_unlike = True
     make(run, work, None)
-    (tmp_path / "other").mkdir()
-    run, work = run_of(models, tmp_path / "other", "none")
+    drawn = (work / "map.svg").read_text()
+    assert "· adamw" in drawn and "· muon" in drawn
+
+
+def test_thresholds_that_nobody_gave(models, tmp_path):
+    run, work = run_of(models, tmp_path, "none")
     with pytest.raises(PipelineError, match="Give analyze.threshold"):
         make(run, work, None)
 

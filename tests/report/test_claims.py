@@ -102,16 +102,15 @@ def won(wins: int, losses: int, ties: int) -> np.ndarray:
 
 def test_a_difference_is_told_in_points_with_what_could_have_been_seen():
     shown = judge_difference(claim(), contrast(won(60, 20, 170)), 0.5, 0.34)
-    assert (shown.verdict, shown.sentence, shown.n) == ("shown", "shown", 250)
+    assert (shown.verdict, shown.n) == ("shown", 250)
     assert (
         shown.difference == pytest.approx(16)
         and shown.low > 2
         and (shown.left_value, shown.right_value) == (50, 34)
     )
     open_ = judge_difference(claim(), contrast(won(30, 20, 200)), 0.5, 0.46)
-    assert (
-        open_.sentence == "undecided (minimum detectable difference 7.9 points)"
-    )  # 2.8016 2.80 sqrt(0.2 / 250)
+    assert open_.verdict == "undecided"
+    assert open_.detectable == pytest.approx(7.92, abs=0.01)  # 2.8016 sqrt(0.2 / 250)
     assert (
         judge_difference(claim(), contrast(won(20, 60, 170)), 0.3, 0.46).verdict == "contradicted"
     )
@@ -238,9 +237,9 @@ def test_four_models_cannot_be_tested_by_signs():
     assert judge_wilcoxon([(kind, [pair(0.5, 2 / 16, 4)])])[0].verdict == "cannot be tested"
     assert judge_wilcoxon([(kind, [pair(0.5, 2 / 64, 6)])])[0].verdict == "shown"
     (both,) = judge_wilcoxon([(kind, [pair(0.5, 2 / 64, 6), pair(0.5, 2 / 64, 6)])])
-    assert (
-        both.sentence
-        == "cannot be tested: the smallest possible p of 6 clusters is 0.0625 by Holm over 2"
+    assert both.verdict == "cannot be tested"
+    assert both.detail.startswith(
+        "the smallest possible p of 6 clusters is 0.0625 by Holm over 2; "
     )
 
 
@@ -249,15 +248,16 @@ def test_correlations_decide():
     outcome = rng.normal(0, 1, 72)
     near, far = outcome + rng.normal(0, 0.5, 72), rng.normal(0, 1, 72)
 
-    def judged(left: np.ndarray, right: np.ndarray, n: int = 72) -> str:
+    def judged(left: np.ndarray, right: np.ndarray, n: int = 72) -> claims.Verdict:
         groups, ids = np.arange(n) // 12, np.arange(n)
         found = compare_correlations(left[:n], right[:n], outcome[:n], groups, ids)
-        return judgements.judge_spearman(claim(test="spearman", threshold=0), found, n).sentence
+        return judgements.judge_spearman(claim(test="spearman", threshold=0), found, n)
 
-    assert [judged(near, far), judged(far, near)] == ["shown", "contradicted"]
-    assert judged(far, far).startswith("undecided")
-    few = "cannot be tested: a correlation needs four pairs per group that are not all equal"
-    assert judged(near, far, 3) == few
+    told = [judged(*sides).verdict for sides in ((near, far), (far, near), (far, far))]
+    assert told == ["shown", "contradicted", "undecided"]
+    few = judged(near, far, 3)
+    assert few.verdict == "cannot be tested"
+    assert few.detail == "a correlation needs four pairs per group that are not all equal"
 
 
 def test_maps_of_a_kind_decide():
@@ -284,7 +284,8 @@ def test_claims_csv_has_a_line_a_claim():
         ),
     ]
     shown, open_ = csv.DictReader(io.StringIO(lines_csv([verdict.line for verdict in verdicts], 5)))
-    assert [shown["sentence"], open_["sentence"]] == ["shown", "not made: run x is not made yet"]
+    assert [shown["verdict"], open_["verdict"]] == ["shown", "not made"]
+    assert open_["detail"] == "run x is not made yet"
     assert (shown["difference"], shown["n"], open_["difference"]) == ("16.0", "250", "")
     assert open_["text"] == 'With "quotes", commas and more'
 

@@ -1,14 +1,10 @@
 """The chart of scores: what is drawn is what the cells say."""
 
 from dataclasses import replace
-from typing import Any
-
-from made_up_report import results_of
 
 from pipeline.analyze.drawing import draw_svg
 from pipeline.report.figures import draw_scores
 from pipeline.report.load.contents import CellResult
-from pipeline.report.page import chart_lines
 
 HOSTILE = r"50 % of $x_1$ </svg> \\ é"
 CELLS = [
@@ -19,16 +15,16 @@ CELLS = [
 ]
 
 
-def lines_of(cells: list[CellResult]) -> list[dict[str, Any]]:
-    return chart_lines(results_of(cells))
+def scored(cells: list[CellResult]) -> list[CellResult]:
+    return [cell for cell in cells if cell.value is not None]
 
 
 def svg_of(cells: list[CellResult]) -> str:
-    return draw_svg(lambda: draw_scores(lines_of(cells)), "scores", "scores")
+    return draw_svg(lambda: draw_scores(scored(cells)), "scores", "scores")
 
 
 def test_bars_and_intervals_are_the_cells() -> None:
-    math, bits = draw_scores(lines_of(CELLS)).axes
+    math, bits = draw_scores(scored(CELLS)).axes
     bars = [(bar.get_width(), round(bar.get_y() + bar.get_height() / 2)) for bar in math.patches]
     assert bars == [(20, 0), (30.5, 1)]
     intervals, (published,) = (

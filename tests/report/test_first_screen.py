@@ -60,21 +60,10 @@ def test_the_first_screen_is_one_sentence_and_notes_come_last(
 
 
 def test_bars_share_their_axis_unless_a_number_is_no_share() -> None:
-    lines = [
-        {
-            "row": "a",
-            "column": place,
-            "value": value,
-            "low": None,
-            "high": None,
-            "published": None,
-            "best": False,
-        }
-        for place, value in (("x", 10.0), ("y", 80.0))
-    ]
-    assert {axes.get_xlim() for axes in draw_scores(lines).axes} == {(0.0, 92.0)}
-    lines[1]["value"] = 250.0  # a perplexity
-    assert len({axes.get_xlim() for axes in draw_scores(lines).axes}) == 2
+    cells = [CellResult("a", "x", 10.0), CellResult("a", "y", 80.0)]
+    assert {axes.get_xlim() for axes in draw_scores(cells).axes} == {(0.0, 92.0)}
+    cells[1] = replace(cells[1], value=250.0)  # a perplexity
+    assert len({axes.get_xlim() for axes in draw_scores(cells).axes}) == 2
 
 
 def test_a_failure_is_that_of_the_first_run() -> None:

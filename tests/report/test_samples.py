@@ -242,7 +242,7 @@ def test_an_unpaired_surrogate_becomes_a_question_mark(tmp_path):
     made = evaluated(tmp_path, {"e": [sample(0, "\ud800 \U0001f600 7", True)]})
     assert "\\ud83d\\ude00" in (tmp_path / "e/samples/mgsm.qac.jsonl").read_text()
     (answers,) = made.answers.values()
-    assert answers.first[0][4] == "? \U0001f600 7"
+    assert answers.first[0][5] == "? \U0001f600 7"
 
 
 @pytest.mark.parametrize("text", ['{"doc_id": 0, "resp', "[1, 2]\n", '{"doc": 1}\n'])

@@ -179,9 +179,7 @@ def test_one_training_of_each_cannot_test_a_claim_about_trainings(table):
     there = plan_of(table)
     found = judge_claims(there, Made(there, {"swap": 3, "math": -3, "math frozen": 2}))  # type: ignore[arg-type]
     assert {one.verdict for one in found} == {"cannot be tested"}
-    assert all(
-        "every.seed=[0,1,2]" in one.sentence and "GPU-hours" in one.sentence for one in found
-    )
+    assert all("every.seed=[0,1,2]" in one.detail and "GPU-hours" in one.detail for one in found)
     there = plan(SEEDS.format(table))
     found = judge_claims(there, Made(there, {"swap": 3, "math": -3, "math frozen": 2}))  # type: ignore[arg-type]
     assert "cannot be tested" not in {one.verdict for one in found}

@@ -48,10 +48,8 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
         if role != "base":
             experts[role] = open_source(parent.folder, base_folder)
             facts[role] = expert_facts(parent, experts[role], config.analyze)
-    if not config.analyze.compare_unlike:
-        refuse_unlike(facts)
     for role, expert in experts.items():
-        # one by one, because analyze.compare_unlike allows experts of different dtypes
+        # one by one, because the experts may have different dtypes
         check_sources({role: expert, "base": base}, name_of_role)
     results = measure_changes(experts, base, facts, config)
     sites = anatomy(base.names)
@@ -139,22 +137,6 @@ def expert_facts(parent: Parent, expert: Source, knobs: Analyze) -> dict[str, An
         "dtype": "+".join(sorted(dtypes)),
         "optimizer": optimizer,
     }
-
-
-def refuse_unlike(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise PipelineError unless experts share dtype and optimizer.
-
-    Otherwise rounding noise makes a common scale misleading.
-    """
-    first, *further = facts.values()
-    for expert in further:
-        for key in ("dtype", "optimizer"):
-            left, right = first[key], expert[key]
-            if left != right:
-                raise PipelineError(
-                    f"{first['name']} has {key} {left}, {expert['name']} has {right}: their maps"
-                    " are not comparable; analyze them apart, or give analyze.compare_unlike=true"
-                )
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

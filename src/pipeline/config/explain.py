@@ -38,6 +38,7 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
         " (docs/reference/merging.md)"
     ),
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
+    "analyze.compare_unlike": "each map names the dtype and the optimizer of its expert",
     "plan.keys": "every.KEY=VALUE with stage=plan shows which runs are no longer cached",
     "plan.prompts": "an evaluation measures its prompts before it loads the weights",
     "export.format=lm_eval": "answers.parquet and results.csv of the report have the same answers",

@@ -197,6 +197,3 @@ class Analyze(Knobs):
         1.0e-5, ge=0
     )  # layer_swapping figure 2, which does not assign the values to experts
     threshold_language: float = knob(1.9e-5, ge=0)
-    compare_unlike: bool = (
-        False  # one scale for experts of different dtypes or optimizers, so it includes rounding
-    )

@@ -48,7 +48,6 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
         scores=scores_behind(stored, cell, shown),
         runs=runs_behind(table, lines),
         task=task,
-        metric=cell.metric or "",
         pair=cell.pair,
         role=role,
     )

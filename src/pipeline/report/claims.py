@@ -83,6 +83,13 @@ class Claim:
         return PipelineError(f"{self.file}, claim {self.id}: {problem}")
 
     @property
+    def factor(self) -> float:
+        """The weight of the right side, above 1 for a relative claim."""
+        if self.relative:
+            return 1 + self.threshold / 100
+        return 1.0
+
+    @property
     def margin(self) -> float:
         """The threshold for left minus right, as a share.
 
@@ -150,24 +157,9 @@ class Verdict:
     detail: str = ""
 
     @property
-    def sentence(self) -> str:
-        """The verdict, with the minimum detectable difference or the reason for no result."""
-        if self.verdict == UNDECIDED and self.detectable is not None:
-            points = format_points(self.detectable)
-            return f"{UNDECIDED} (minimum detectable difference {points} points)"
-        reason = ""
-        if self.verdict == NOT_MADE:
-            reason = self.detail
-        elif self.verdict == NOT_TESTABLE:
-            reason = self.detail.partition(";")[0]
-        if reason:
-            return f"{self.verdict}: {reason}"
-        return self.verdict
-
-    @property
     def line(self) -> dict[str, Any]:
         """The line of claims.csv."""
-        line: dict[str, Any] = {**self.claim.texts, **vars(self), "sentence": self.sentence}
+        line: dict[str, Any] = {**self.claim.texts, **vars(self)}
         del line["claim"]
         return line
 

@@ -99,22 +99,20 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
     """
     tested = [line for line in lines if line["p_holm"] is not None]
     first = [line for line in tested if line["primary"]]
+    others = [line for line in tested if not line["primary"]]
     sentences = []
     if primary and not first:
-        sentences.append(missing_sentence(lines, primary))
+        left, right, place = primary
+        reasons = [line["missing"] for line in lines if line["primary"] and line["missing"]]
+        reason = "; ".join(reasons) or "it has no answers"
+        compared = f"“{left}” with “{right}” in “{place}”"
+        sentences.append(f"The primary comparison, {compared}, is missing: {reason}.")
     if not tested:
         return [*sentences, "No two models have answers to compare."]
-    sentences += [difference_sentence(line) for line in first]
-    significant, insignificant = [], []
-    for line in tested:
-        if line in first:
-            continue
-        if is_significant(line):
-            significant.append(line)
-        else:
-            insignificant.append(line)
+    significant = [line for line in others if is_significant(line)]
+    insignificant = [line for line in others if not is_significant(line)]
     significant.sort(key=lambda line: -abs(line["difference"]))
-    for line in significant[:MOST_SENTENCES]:
+    for line in [*first, *significant[:MOST_SENTENCES]]:
         sentences.append(difference_sentence(line))
     omitted = len(significant) - MOST_SENTENCES
     if omitted == 1:
@@ -127,17 +125,6 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
         least = min(insignificant, key=lambda line: line["detectable"])
         sentences.append(f"{none} {detectable_sentence(least)}")
     return sentences
-
-
-def missing_sentence(lines: Sequence[Line], primary: Sequence[str]) -> str:
-    left, right, place = primary
-    reason = None
-    for line in lines:
-        if line["primary"]:
-            reason = line["missing"]
-            break
-    compared = f"“{left}” with “{right}” in “{place}”"
-    return f"The primary comparison, {compared}, is missing: {reason or 'it has no answers'}."
 
 
 def is_gain(line: Line) -> bool:

@@ -46,7 +46,7 @@ COLUMNS = (
     "lower_is_better",
     "exploratory",
 )
-# with drawn subsets: the percent of subsets whose left side is better
+# with drawn subsets: the percent of subsets whose left side is better, and its interval
 BEATS = ("beats", "beats_low", "beats_high")
 
 Pair = tuple[str, str, str]  # left, right, and the row or column that has both
@@ -93,22 +93,23 @@ def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, in
     controls = {control for _, control in plan.controls}
     pairs: dict[Pair, int] = {}
     for place, models in models_at.items():
-        names: dict[str, list[str]] = {"base": [], "expert": [], "merge": []}
-        for name, cell in models.items():
-            names.setdefault(cell.role, []).append(name)
-        experts = sorted(names["expert"], key=lambda name: -(models[name].value or 0))
-        for merge in names["merge"]:
-            if models[merge].maximum is not None or merge in controls:
+        bases = [name for name, cell in models.items() if cell.role == "base"]
+        experts = [cell for cell in models.values() if cell.role == "expert"]
+        for merge, cell in models.items():
+            if cell.role != "merge" or cell.maximum is not None or merge in controls:
                 continue
-            for base in names["base"]:
+            for base in bases:
                 pairs[merge, base, place] = 1
             if experts:
-                pairs[merge, experts[0], place] = len(experts)
+                best = max(experts, key=lambda expert: expert.value or 0)
+                name, _ = model_and_place(plan, best)
+                pairs[merge, name, place] = len(experts)
     return pairs
 
 
 def model_and_place(plan: TablePlan, cell: CellResult) -> tuple[str, str]:
-    if models_in_rows(plan):
+    """Return the names of a cell's model and place: the rows or the columns name the runs."""
+    if any(side.words.get("run") for side in plan.table.rows):
         return cell.row, cell.column
     return cell.column, cell.row
 
@@ -162,7 +163,7 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
         if not line["exploratory"]:
             level = holm_level(count, is_primary(line, primary), bool(primary))
         raised = contrast.with_least_between([ratios[axis] for axis in measured_axes])
-        line |= numbers_of(raised, level)
+        line |= {**raised.in_points(level), "p": raised.p}
     return correct_contrasts(lines, primary)
 
 
@@ -188,7 +189,8 @@ def facts_of_comparison(
 ) -> dict[str, Any]:
     """Return the values of both sides, and what a line says of trainings and drawn subsets.
 
-    `trainings` is "these", or "a sample" of three or more seeds. With `lower`, less is better.
+    `trainings` is "these", or "a sample" of three or more seeds. The share of subsets whose left
+    side is better has Wilson's interval over subsets. With `lower`, less is better.
     """
     left, right = comparison.values
     facts: dict[str, Any] = {"left_value": 100 * left, "right_value": 100 * right}
@@ -197,47 +199,19 @@ def facts_of_comparison(
         facts["trainings"] = "a sample" if varied else "these"
     drawn = [axis for axis in varied if is_drawn(plan.table.axes[axis])]
     if drawn:
-        shares = share_of_wins(comparison, drawn, lower)
-        facts |= zip(BEATS, [100 * share for share in shares], strict=True)
+        means = comparison.frame.means
+        differences = comparison.difference(means, means, drawn).reshape(-1)
+        if lower:
+            differences = -differences
+        share = float((differences > 0).mean())
+        low, high = wilson_interval(share, len(differences))
+        facts |= {"beats": 100 * share, "beats_low": 100 * low, "beats_high": 100 * high}
     return facts
-
-
-def numbers_of(contrast: Contrast, level: float) -> dict[str, Any]:
-    """Return the numbers of a line of contrasts.csv, in points or bits.
-
-    `level` is the level of the detectable difference.
-    """
-    return {
-        "difference": 100 * contrast.difference,
-        "low": 100 * contrast.low,
-        "high": 100 * contrast.high,
-        "p": contrast.p,
-        "n": contrast.n,
-        "detectable": 100 * contrast.detectable(level),
-    }
 
 
 def is_drawn(values: Mapping[Any, Any]) -> bool:
     """Return True if the values of an axis are drawn subsets."""
     return any(MEMBERS in words for words in values.values())
-
-
-def share_of_wins(
-    comparison: Comparison, drawn: Sequence[str], lower: bool
-) -> tuple[float, float, float]:
-    """Return the share of drawn subsets whose left side is better, and its 95 % interval.
-
-    It is Wilson's interval over subsets.
-
-    With `lower`, less is better.
-    """
-    means = comparison.frame.means
-    differences = comparison.difference(means, means, drawn).reshape(-1)
-    if lower:
-        differences = -differences
-    share = float((differences > 0).mean())
-    low, high = wilson_interval(share, len(differences))
-    return share, low, high
 
 
 def pooled_ratios(measured: Iterable[tuple[Sequence[Any], Contrast]]) -> dict[Any, float]:
@@ -288,11 +262,6 @@ def mark_cells(
     return marked
 
 
-def models_in_rows(plan: TablePlan) -> bool:
-    """Return True if the rows of a table name the runs, and not its columns."""
-    return any(side.words.get("run") for side in plan.table.rows)
-
-
 def sampled_axes(plan: TablePlan) -> list[str]:
     """Return the axes of at least three values that are a sample.
 
@@ -310,16 +279,11 @@ def sampled_axes(plan: TablePlan) -> list[str]:
 
 
 def averaged_axes(plan: TablePlan, cells: Sequence[Cell]) -> list[str]:
-    """Return the sampled axes over which some of these cells are means."""
-    return [axis for axis in sampled_axes(plan) if is_averaged(plan, cells, axis)]
-
-
-def is_averaged(plan: TablePlan, cells: Sequence[Cell], axis: str) -> bool:
-    """Return True if some of these cells are reduced over an axis, and always by the mean."""
-    steps = []
+    """Return the sampled axes over which some of these cells are reduced, always by the mean."""
+    steps: dict[str, set[str]] = {}
     for cell in cells:
         for leaf in leaf_cells(plan, cell):
             for how, axes in leaf.reduce:
-                if axis in axes:
-                    steps.append(how)
-    return bool(steps) and set(steps) == {"mean"}
+                for axis in axes:
+                    steps.setdefault(axis, set()).add(how)
+    return [axis for axis in sampled_axes(plan) if steps.get(axis) == {"mean"}]

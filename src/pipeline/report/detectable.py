@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from pipeline.benchmarks import is_measure, kind_of
 from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
@@ -33,8 +30,8 @@ def first_detectable(planning: Planning) -> tuple[str, list[list[str]]] | None:
             compared.append(pair)
     compared.sort(key=lambda pair: pair != primary)
     for pair in compared:
-        counts = [questions_under(planning, [plan.cells[key]]) for key in cell_keys(plan, pair)]
-        questions = counts[0].asked
+        counts = [questions_under(planning, plan.cells[key]) for key in cell_keys(plan, pair)]
+        questions, _ = counts[0]
         if not questions:
             continue
         rank = "primary" if pair == primary else "first"
@@ -43,23 +40,19 @@ def first_detectable(planning: Planning) -> tuple[str, list[list[str]]] | None:
         if len(compared) > 1:
             text += f" and {len(compared) - 1} more (Holm's correction)"
         level = holm_level(len(compared), pair == primary, bool(primary))
-        scores = min(count.scores for count in counts)
+        scores = min(averaged for _, averaged in counts)
         seeds = {0, min((len(plan.table.axes[axis]) for axis in sampled_axes(plan)), default=0)}
         if any(run.stage in TRAININGS for run in plan.table.runs.values()):
             seeds.update(MORE_SEEDS)
         heads = [f"points detectable at p < {level:.2g}"]
-        numbers = [f"{questions:,} questions{mean_text(scores)}"]
+        numbers = [f"{questions:,} questions"]
+        if scores > 1:
+            numbers[0] += f", mean of {scores} scores (assumed correlation {CORRELATION:g})"
         for count in sorted(seeds):
             heads.append(f"{count} seeds" if count else "these trainings")
             numbers.append(f"{planned_difference(questions, level, count, scores):.1f}")
         return text, [heads, numbers]
     return None
-
-
-def mean_text(scores: int) -> str:
-    if scores < 2:
-        return ""
-    return f", mean of {scores} scores (assumed correlation {CORRELATION:g})"
 
 
 def untestable_claims(planning: Planning) -> list[str]:
@@ -75,28 +68,17 @@ def untestable_claims(planning: Planning) -> list[str]:
     return lines
 
 
-class QuestionCount(NamedTuple):
-    """The questions under some cells.
+def questions_under(planning: Planning, cell: Cell) -> tuple[int, int]:
+    """Return the number of questions under a cell, and of the scores averaged on each question.
 
-    Attributes:
-        asked: The number of questions that are asked.
-        scores: The number of scores that are averaged on each question.
-    """
-
-    asked: int
-    scores: int
-
-
-def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
-    """Count the questions under cells whose answers are right or wrong.
-
+    Only questions whose answers are right or wrong are counted.
     A problem that is asked in several languages counts once. Scores that differ only in sampled
     trainings, or in the candidate of a choice, count as one score.
     """
     sampled = sampled_axes(planning.plan)
     asked: dict[str, int] = {}
     scores, places = set(), set()
-    for line in lines_of(planning.plan, cells):
+    for line in lines_of(planning.plan, [cell]):
         if line.item.model is not None or is_measure(line.leaf.metric):
             continue
         counted = task_and_questions(planning, line.score)
@@ -111,7 +93,7 @@ def questions_under(planning: Planning, cells: Sequence[Cell]) -> QuestionCount:
                 at.append(str(value))
         places.add((line.score.language, *at))
     averaged = max(1, min(len(scores), len(places)))
-    return QuestionCount(sum(asked.values()), averaged)
+    return sum(asked.values()), averaged
 
 
 def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] | None:

@@ -57,21 +57,15 @@ def leaf_cells(plan: TablePlan, cell: Cell) -> Iterator[Cell]:
 
 def lines_of(plan: TablePlan, cells: Iterable[Cell]) -> list[ScoreLine]:
     """Return the lines behind some cells, for all candidates of a choice."""
+    leaves = chain.from_iterable(leaf_cells(plan, cell) for cell in cells)
     lines = []
-    for cell in cells:
-        for leaf in leaf_cells(plan, cell):
-            for item in leaf.items:
-                lines += lines_of_item(leaf, item)
-    return lines
-
-
-def lines_of_item(leaf: Cell, item: Item) -> list[ScoreLine]:
-    lines = []
-    if item.model is not None:
-        lines.append(ScoreLine(leaf, item, 0, (), item.model))
-    for place, reading in enumerate(item.readings):
-        for candidate, score in reading.items():
-            lines.append(ScoreLine(leaf, item, place, candidate, score))
+    for leaf in leaves:
+        for item in leaf.items:
+            if item.model is not None:
+                lines.append(ScoreLine(leaf, item, 0, (), item.model))
+            for place, reading in enumerate(item.readings):
+                for candidate, score in reading.items():
+                    lines.append(ScoreLine(leaf, item, place, candidate, score))
     return lines
 
 

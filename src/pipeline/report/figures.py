@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.drawing import COLOURS
+from pipeline.report.load.contents import CellResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,32 +16,32 @@ if TYPE_CHECKING:
 
 ACROSS = 3  # panels in a line
 ROW = 0.24  # inches of a bar
-Lines = Sequence[Mapping[str, Any]]  # lines of cells.csv with a value, and `best`
 
 
-def draw_scores(lines: Lines) -> Figure:
+def draw_scores(cells: Sequence[CellResult]) -> Figure:
     """Draw bars of scores with their 95 % intervals, a panel for each column.
 
     Diamonds are the published numbers. All panels share their limits if all numbers are shares.
     """
     from matplotlib.figure import Figure
 
-    panels = list(dict.fromkeys(line["column"] for line in lines))
-    rows = list(dict.fromkeys(line["row"] for line in lines))
+    panels = list(dict.fromkeys(cell.column for cell in cells))
+    rows = list(dict.fromkeys(cell.row for cell in cells))
     labels = ["\n".join(wrap(row, 34)) for row in rows]
-    ends = [line["value"] if line["high"] is None else line["high"] for line in lines]
+    values = [cell.value or 0 for cell in cells]
+    end = max(*values, *(cell.high or 0 for cell in cells))
     limits = None
-    if min(line["value"] for line in lines) >= 0 and max(ends) <= 100:
-        limits = (0, 1.15 * max(ends))
+    if min(values) >= 0 and end <= 100:
+        limits = (0, 1.15 * end)
     wide = min(ACROSS, len(panels))
     high = math.ceil(len(panels) / ACROSS)
     inches = (1.5 + 2.4 * wide, (0.9 + ROW * len(rows)) * high)
     figure = Figure(figsize=inches, layout="constrained")
     for number, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(high, wide, number)
-        for line in lines:
-            if line["column"] == panel:
-                draw_score(axes, line, rows.index(line["row"]))
+        for cell in cells:
+            if cell.column == panel:
+                draw_score(axes, cell, rows.index(cell.row))
         axes.set_title(panel)
         axes.set_xlim(*limits or (None, None))
         axes.set_yticks(range(len(rows)), labels)
@@ -51,15 +52,14 @@ def draw_scores(lines: Lines) -> Figure:
     return figure
 
 
-def draw_score(axes: Axes, line: Mapping[str, Any], height: int) -> None:
-    value, published = line["value"], line["published"]
-    colour = COLOURS["accent" if line["best"] else "soft"]
+def draw_score(axes: Axes, cell: CellResult, height: int) -> None:
+    value = cell.value or 0
+    colour = COLOURS["accent" if cell.best else "soft"]
     axes.barh(height, value, 0.68, color=colour)
-    end = max(value, 0, line["high"] or 0)
+    end = max(value, 0, cell.high or 0)
     style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7}
     axes.annotate(f"{value:.1f}", (end, height), (4, 0), **style)
-    if published is not None:
-        axes.plot(published, height, "D", color=COLOURS["muted"], ms=4)
-    if line["low"] is not None:
-        ends = [line["low"], line["high"]]
-        axes.plot(ends, [height, height], color=COLOURS["ink"], lw=1.2)
+    if cell.published is not None:
+        axes.plot(cell.published, height, "D", color=COLOURS["muted"], ms=4)
+    if cell.low is not None and cell.high is not None:
+        axes.plot([cell.low, cell.high], [height, height], color=COLOURS["ink"], lw=1.2)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError
@@ -18,7 +19,9 @@ from pipeline.tables.plan import Cell, TablePlan
 if TYPE_CHECKING:
     import numpy as np
 
+NO_HALVES = "the best of several has no split-half estimate in BLEU and chrF++"
 Weights = Sequence[tuple[float, Cell]]  # cells that are summed
+Translations = Mapping[Any, tuple[str, str]]  # doc_id -> (reference, response)
 
 
 class NoScore(PipelineError):
@@ -48,19 +51,6 @@ class Frame:
     @cached_property
     def means(self) -> np.ndarray:
         return self.answers.mean(axis=1, keepdims=True)
-
-    def summary(self, row: np.ndarray) -> tuple[float, float]:
-        """Return the value of a row of answers, and its variance over draws of questions."""
-        n = len(row)
-        ddof = 0 if self.bounded or n < 2 else 1
-        return float(row.mean()), float(row.var(ddof=ddof)) / n
-
-    def interval(self, value: float, variance: float) -> tuple[float, float]:
-        if self.bounded:
-            return share_interval(value, self.size, variance)
-        if self.size < 2 or variance == 0:
-            raise NoScore("one question, or the same value on all questions, shows no variance")
-        return NormalTest(value, math.sqrt(variance), self.size - 1, math.inf).interval()
 
     def contrast(
         self,
@@ -128,14 +118,19 @@ class Frame:
         """
         import numpy as np
 
-        value, variance = self.summary(self.cell(cell, self.means, self.answers))
+        row = self.cell(cell, self.means, self.answers)
+        value = float(row.mean())
+        ddof = 0 if self.bounded or self.size < 2 else 1
+        variance = float(row.var(ddof=ddof)) / self.size
         if not is_plain_mean(self.plan, cell):
             value, draws = self.split_half(partial(self.cell, cell))
             variance = float(np.var(draws, ddof=1))
-        return value, *self.interval(value, variance)
-
-
-Sentences = list[tuple[str, tuple[tuple[str, str], ...]]]  # (pair, its references and responses)
+        if self.bounded:
+            return value, *share_interval(value, self.size, variance)
+        if self.size < 2 or variance == 0:
+            raise NoScore("one question, or the same value on all questions, shows no variance")
+        test = NormalTest(value, math.sqrt(variance), self.size - 1, math.inf)
+        return value, *test.interval()
 
 
 @dataclass
@@ -150,23 +145,6 @@ class CorpusFrame(Frame):
 
     sentences: int = 0
 
-    @classmethod
-    def of(
-        cls, plan: TablePlan, cells: Sequence[Cell], metric: str, texts: Mapping[Key, Sentences]
-    ) -> CorpusFrame:
-        import numpy as np
-
-        rows = {key: row for row, key in enumerate(texts)}
-        answers = []
-        sentences = 0
-        for pairs in texts.values():
-            of_pairs = []
-            for pair, of_pair in pairs:
-                of_pairs.append(drawn_scores(metric, pair, of_pair))
-                sentences = len(of_pair)
-            answers.append(np.mean(of_pairs, axis=0))
-        return cls(plan, cells, rows, np.array(answers), sentences=sentences)
-
     @property
     def size(self) -> int:
         return self.sentences
@@ -178,19 +156,20 @@ class CorpusFrame(Frame):
     def split_half(
         self, statistic: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> tuple[float, np.ndarray]:
-        raise NoScore("the best of several has no split-half estimate in BLEU and chrF++")
+        raise NoScore(NO_HALVES)
 
-    def summary(self, row: np.ndarray) -> tuple[float, float]:
-        return float(row[0]), float(row[1:].var(ddof=1))
-
-    def interval(self, value: float, variance: float) -> tuple[float, float]:
-        """Return a normal interval.
+    def estimate(self, cell: Cell) -> tuple[float, float, float]:
+        """Return a cell and its normal interval.
 
         The standard error is at least one sentence's, as in contrasts.
         """
-        error = max(math.sqrt(variance), 1 / self.size)
+        if not is_plain_mean(self.plan, cell):
+            raise NoScore(NO_HALVES)
+        row = self.cell(cell, self.means, self.answers)
+        value = float(row[0])
+        error = max(math.sqrt(float(row[1:].var(ddof=1))), 1 / self.size)
         low, high = NormalTest(value, error).interval()
-        return max(0.0, low), high
+        return value, max(0.0, low), high
 
     def contrast(
         self,
@@ -215,20 +194,33 @@ def shared_questions(answers: Iterable[Mapping[Any, Any]]) -> list[Any]:
     return sorted(shared)
 
 
-def answers_frame(
-    plan: TablePlan,
-    cells: Sequence[Cell],
-    answers: Mapping[Key, Mapping[Any, float]],
-    bounded: bool = True,
-    groups: Mapping[Any, Any] | None = None,
-) -> Frame:
-    """Return the frame of answers, on the questions that all scores of a language share.
+def corpus_matrix(
+    metric: str, translations: Mapping[Key, Mapping[str, Translations]]
+) -> tuple[np.ndarray, int]:
+    """Return the rows of a `CorpusFrame`, and the number of sentences that all scores share.
+
+    `translations` has the sentences of each score, by pair of languages.
+    """
+    import numpy as np
+
+    ids = shared_questions(chain.from_iterable(pairs.values() for pairs in translations.values()))
+    rows = []
+    for pairs in translations.values():
+        of_pairs = []
+        for pair, texts in pairs.items():
+            sentences = tuple(texts[question] for question in ids)
+            of_pairs.append(drawn_scores(metric, pair, sentences))
+        rows.append(np.mean(of_pairs, axis=0))
+    return np.array(rows), len(ids)
+
+
+def answer_matrix(
+    answers: Mapping[Key, Mapping[Any, float]], groups: Mapping[Any, Any]
+) -> np.ndarray:
+    """Return the rows of a `Frame`, on the questions that all scores of a language share.
 
     Args:
-        plan: The plan of the cells.
-        cells: The cells.
         answers: The answers of each score, by question.
-        bounded: False for numbers without bounds.
         groups: question -> the passage that it is about. Questions about one passage are not
             independent: their sum counts as one question, scaled so that the mean is unchanged.
     """
@@ -248,7 +240,7 @@ def answers_frame(
     matrix = np.array(rows)
     if groups:
         matrix = sum_groups(matrix, [groups.get(question, question) for question in ids])
-    return Frame(plan, cells, {key: row for row, key in enumerate(answers)}, matrix, bounded)
+    return matrix
 
 
 def sum_groups(answers: np.ndarray, groups: Sequence[Any]) -> np.ndarray:
@@ -324,18 +316,21 @@ class Comparison:
         right = self.side(self.right, means, means)
         return float(left[0]), float(right[0])
 
+    @cached_property
+    def by_level(self) -> np.ndarray:
+        """Left minus right by question: (levels of each axis ..., N)."""
+        return self.difference(self.frame.means, self.frame.answers, self.axes)
+
     @property
     def varied(self) -> list[str]:
         """The sampled axes that have several values in a cell."""
-        means = self.frame.means
-        shape = self.difference(means, means, self.axes).shape[:-1]
-        return [axis for axis, size in zip(self.axes, shape, strict=True) if size > 1]
+        levels = zip(self.axes, self.by_level.shape, strict=False)
+        return [axis for axis, size in levels if size > 1]
 
     def differences(self) -> np.ndarray:
         """Return left minus right by question: (levels of each varied axis ..., N)."""
-        difference = self.difference(self.frame.means, self.frame.answers, self.axes)
-        levels = [size for size in difference.shape[:-1] if size > 1]
-        return difference.reshape([*levels, difference.shape[-1]])
+        levels = [size for size in self.by_level.shape[:-1] if size > 1]
+        return self.by_level.reshape([*levels, -1])
 
     def contrast(self) -> Contrast:
         """Return the contrast of left minus right.

@@ -55,19 +55,14 @@ def p_of(claim: Claim, contrast: Contrast) -> float:
 def judge_difference(
     claim: Claim, contrast: Contrast, left: float, right: float, detail: str = ""
 ) -> Verdict:
-    verdict = word_of(claim, contrast.low, contrast.high)
     return Verdict(
         claim,
-        verdict,
+        word_of(claim, contrast.low, contrast.high),
         left_value=100 * left,
         right_value=100 * right,
-        difference=100 * contrast.difference,
-        low=100 * contrast.low,
-        high=100 * contrast.high,
         p=p_of(claim, contrast),
-        n=contrast.n,
-        detectable=100 * contrast.detectable(),
         detail=detail,
+        **contrast.in_points(),
     )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from pipeline.benchmarks import is_measure
 from pipeline.evaluate.records import ScoreRow
 from pipeline.report.load.answers import Answers, Place
 from pipeline.report.load.contents import CellResult, Results, score_rows_of
-from pipeline.stats.statistics import standard_error
 from pipeline.text import pluralize
 
 Marks = dict[str, list[str]]  # problem -> the scores that have it
+Shown = tuple[str, str, str]  # a row, a column and a language of the page's answers
 
 
 def suspicious_scores(results: Results) -> Marks:
@@ -67,7 +68,7 @@ def _chance_marks(score: ScoreRow, value: float, answers: Answers) -> Iterator[t
     chance = answers.chance
     if not score.n or not chance or not score.metric.startswith("acc"):
         return
-    error = 2 * standard_error(chance, score.n)
+    error = 2 * math.sqrt(chance * (1 - chance) / score.n)  # two standard errors
     if value > chance + error:
         return
     level = "below chance" if value < chance - error else "at chance"
@@ -78,12 +79,12 @@ def _chance_marks(score: ScoreRow, value: float, answers: Answers) -> Iterator[t
 # --- to browse ---
 
 
-def browsed(cells: Iterable[CellResult]) -> dict[tuple[str, str, str], Place]:
+def browsed(cells: Iterable[CellResult]) -> dict[Shown, Place]:
     """Return (row, column, language) -> the evaluation whose answers the page shows there.
 
     It is the first evaluation of the cell.
     """
-    shown: dict[tuple[str, str, str], Place] = {}
+    shown: dict[Shown, Place] = {}
     for source in score_rows_of(cells):
         shown.setdefault((source.cell.row, source.cell.column, source.row.where), source.place)
     return shown

@@ -15,13 +15,12 @@ from pipeline.analyze.drawing import draw_svg
 from pipeline.report.claims import VERDICTS
 from pipeline.report.figures import draw_scores
 from pipeline.report.load.answers import Answers, Place
-from pipeline.report.load.contents import Results, RunResult
-from pipeline.report.marks import Marks, browsed
+from pipeline.report.load.contents import CellResult, Results
+from pipeline.report.marks import Marks, Shown, browsed
 from pipeline.report.render.cells import (
     BOLD,
     by_message,
     cell_difference,
-    cell_lines,
     choice_lines,
     group_reasons,
     legend,
@@ -51,8 +50,8 @@ def page(
     results: Results, headline: Sequence[str], notes: Sequence[str], marks: Marks
 ) -> tuple[str, str]:
     """Return index.html of a report, and its figure of scores as SVG, or ""."""
-    lines = chart_lines(results)
-    chart = draw_chart(results, lines)
+    bars = [cell for cell in results.cells if cell.task and cell.value is not None]
+    chart = draw_chart(results, bars)
     shown = browsed(results.cells)
     answers = [results.answers.get(place, Answers()) for place in shown.values()]
     answered = any(of_place.n for of_place in answers)
@@ -63,11 +62,17 @@ def page(
         notes=notes,
         marks=marks,
         chart=chart,
-        lines=lines,
+        bars=bars,
         answered=answered,
         bundle=data_tables() if answered else {},
-        **helpers(),
-        **context_of_cells(results),
+        difference_of=cell_difference,
+        group_reasons=group_reasons,
+        bold=BOLD,
+        verdicts=VERDICTS,
+        kinds=KINDS,
+        legend=page_legend(results),
+        choices=choice_lines(results),
+        maps=maps_of(results),
         **context_of_runs(results),
     )
     data = {}
@@ -80,43 +85,26 @@ def page(
     return html, picture
 
 
-def helpers() -> dict[str, Any]:
-    """Return the functions and texts that the template uses for every table."""
-    return {
-        "difference_of": cell_difference,
-        "group_reasons": group_reasons,
-        "bold": BOLD,
-        "verdicts": VERDICTS,
-        "kinds": KINDS,
-    }
-
-
-def context_of_cells(results: Results) -> dict[str, Any]:
-    """Return what the template shows of cells, comparisons and choices."""
-    return {
-        "legend": page_legend(results),
-        "choices": choice_lines(results),
-        "maps": maps_of(results),
-    }
-
-
 def context_of_runs(results: Results) -> dict[str, Any]:
     """Return the variables of the page's template that are about runs."""
-    stale, warnings = [], []
+    stale, warnings, stopped = [], [], []
+    for title, reasons in (("failed", results.failed), ("not started", results.missing)):
+        messages = [(reason, run) for run, reason in reasons.items()]
+        stopped.append((title, len(reasons), by_message(messages)))
     for run in results.runs:
         if run.stale:
             stale.append((run.stale, run.name))
         for warning in run.warnings:
             warnings.append((warning, run.name))
     return {
-        "runs": sorted(results.runs, key=run_order),
+        # trainings first, then evaluations
+        "runs": sorted(
+            results.runs, key=lambda run: (run.stage not in TRAININGS, run.stage != "eval")
+        ),
         "run_of": {run.name: run for run in results.runs},
         "stale": by_message(stale),
         "warnings": by_message(warnings),
-        "stopped": [
-            stopped_runs("failed", results.failed),
-            stopped_runs("not started", results.missing),
-        ],
+        "stopped": stopped,
     }
 
 
@@ -128,19 +116,6 @@ def page_legend(results: Results) -> list[str]:
     if any(run.stale for run in results.runs):
         notes.append(STALE)
     return notes
-
-
-def stopped_runs(
-    title: str, reasons: Mapping[str, str]
-) -> tuple[str, int, list[tuple[str, list[str]]]]:
-    """Return a title, the number of runs, and the runs of each reason."""
-    messages = [(reason, run) for run, reason in reasons.items()]
-    return title, len(reasons), by_message(messages)
-
-
-def run_order(run: RunResult) -> tuple[bool, bool]:
-    """Sort trainings first, then evaluations."""
-    return run.stage not in TRAININGS, run.stage != "eval"
 
 
 def data_tables() -> dict[str, str]:
@@ -157,22 +132,13 @@ def data_tables() -> dict[str, str]:
 # --- figures ---
 
 
-def draw_chart(results: Results, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the chart of the scores as SVG, or "" if the table is too large."""
-    columns = {line["column"] for line in lines}
-    if not lines or len(results.rows) > MOST_BARS or len(columns) > MOST_PANELS:
+def draw_chart(results: Results, cells: Sequence[CellResult]) -> str:
+    """Return the chart of some scores as SVG, or "" if the table is too large."""
+    columns = {cell.column for cell in cells}
+    if not cells or len(results.rows) > MOST_BARS or len(columns) > MOST_PANELS:
         return ""
     title = "Scores by row: the numbers are in the table above"
-    return draw_svg(lambda: draw_scores(lines), "scores", title)
-
-
-def chart_lines(results: Results) -> list[dict[str, Any]]:
-    """Return the lines of cells.csv that are scores, with `best`."""
-    lines = []
-    for cell, line in zip(results.cells, cell_lines(results), strict=True):
-        if cell.task and cell.value is not None:
-            lines.append({**line, "best": cell.best})
-    return lines
+    return draw_svg(lambda: draw_scores(cells), "scores", title)
 
 
 def maps_of(results: Results) -> list[tuple[str, str]]:
@@ -198,7 +164,7 @@ def maps_of(results: Results) -> list[tuple[str, str]]:
 
 
 def answer_data(
-    shown: Mapping[tuple[str, str, str], Place], answers: Mapping[Place, Answers], most_bytes: int
+    shown: Mapping[Shown, Place], answers: Mapping[Place, Answers], most_bytes: int
 ) -> dict[str, Any]:
     """Return the first questions of each evaluation that is `browsed`, as JSON.
 
@@ -222,9 +188,7 @@ def answer_data(
         number = max(1, min(number - 1, int(number * most_bytes / size)))
 
 
-def first_answers(
-    items: Mapping[tuple[str, str, str], Sequence[Sequence[Any]]], number: int
-) -> dict[str, Any]:
+def first_answers(items: Mapping[Shown, list[list[str]]], number: int) -> dict[str, Any]:
     """Return `answer_data` of the first questions, by question.
 
     `items` maps (row, column, language) to the results of `page_item`.
@@ -235,9 +199,7 @@ def first_answers(
         for (row, column, language), first in items.items():
             if question >= len(first):
                 continue
-            doc, correct, prompt, target, response, extracted, scores = first[question]
-            right = {True: "✓ right", False: "✗ wrong"}.get(correct, "")
-            texts = [column, language, str(doc), prompt, target, right, extracted, response, scores]
+            texts = [column, language, *first[question]]
             indices = [index_of.setdefault(text, len(index_of)) for text in texts]
             models.setdefault(row, []).append(indices)
     return {"strings": list(index_of), "models": models}

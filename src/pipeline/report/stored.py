@@ -21,14 +21,14 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.hub.addresses import without_credentials
 from pipeline.launch.work import BLOCKED
-from pipeline.report.expression import Key, evaluate, lines_of, scores_of
+from pipeline.report.expression import evaluate, lines_of, scores_of
 from pipeline.report.frame import (
     CorpusFrame,
     Frame,
     NoScore,
-    Sentences,
-    answers_frame,
-    shared_questions,
+    Translations,
+    answer_matrix,
+    corpus_matrix,
 )
 from pipeline.report.load.answers import Answers, Place, Vector
 from pipeline.runs.manifest import MANIFEST, read_manifest
@@ -46,7 +46,6 @@ SPM_MODEL = (
     " ~/.sacrebleu/models/flores200sacrebleuspm"
 )
 VALIDATIONS = ("starting_validation_loss", "ending_validation_loss")
-Translations = dict[Any, tuple[str, str]]  # doc_id -> (reference, response)
 
 
 def page_text(text: str, runs_dir: str | Path) -> str:
@@ -201,8 +200,11 @@ class StoredAnswers:
             NoScore: If a score has no answers.
         """
         keys = scores_of(plan, cells)
+        rows = {key: row for row, key in enumerate(keys)}
         if metric in CORPUS_METRICS:
-            return CorpusFrame.of(plan, cells, metric, self.aligned_texts(keys))
+            translations = {key: self.read_translations(*key) for key in keys}
+            matrix, sentences = corpus_matrix(metric, translations)
+            return CorpusFrame(plan, cells, rows, matrix, sentences=sentences)
         answers = {key: self.scores_by_question(key[0], metric, key[1]) for key in keys}
         benchmark = find_benchmark(task_of(keys[0][0]))
         bounded = not is_measure(metric)
@@ -215,20 +217,7 @@ class StoredAnswers:
         if benchmark is not None and benchmark.passage is not None:
             for key in keys:
                 groups |= self.groups_of(*key)
-        return answers_frame(plan, cells, answers, bounded, groups)
-
-    def aligned_texts(self, keys: Sequence[Key]) -> dict[Key, Sentences]:
-        """Return each score's sentences in each of its pairs, aligned by question."""
-        translations = {key: self.read_translations(*key) for key in keys}
-        ids = shared_questions(
-            chain.from_iterable(pairs.values() for pairs in translations.values())
-        )
-        aligned: dict[Key, Sentences] = {}
-        for key, pairs in translations.items():
-            aligned[key] = []
-            for pair, texts in pairs.items():
-                aligned[key].append((pair, tuple(texts[question] for question in ids)))
-        return aligned
+        return Frame(plan, cells, rows, answer_matrix(answers, groups), bounded)
 
     def scores_by_question(self, score: ScoreRef, metric: str, pair: str | None) -> Vector:
         """Return question -> score, which is the number that tables show divided by 100.
@@ -246,7 +235,7 @@ class StoredAnswers:
                 if question in subtrahends:
                     differences[question] = value - subtrahends[question]
             return differences
-        (answers,) = self.answers_under(score, pair or score.language).values()
+        answers = self.answers_in(score, pair or score.language)
         run = self.finished(score)
         benchmark = find_benchmark(run.config.eval.tasks[0].task)
         of_harness = benchmark is not None and benchmark.of_harness
@@ -260,33 +249,30 @@ class StoredAnswers:
             raise NoScore(f"{run.name} has an answer whose {metric} is not a finite number")
         return stored
 
-    def answers_under(self, score: ScoreRef, language: str | None) -> dict[str, Answers]:
-        """Return the answers of a score in a language or pair; None: in each of its pairs."""
+    def answers_in(self, score: ScoreRef, where: str) -> Answers:
+        """Return the answers of a score in a language or pair.
+
+        Raises:
+            NoScore: If they were not stored.
+        """
         run = self.finished(score)
         task = run.config.eval.tasks[0].task
-        languages = [f"en-{score.language}", f"{score.language}-en"]
-        if language:
-            languages = [language]
-        answers = {}
-        for where in languages:
-            place = (run.name, task, where)
-            if place in self.answers:
-                answers[where] = self.answers[place]
-        if not answers:
-            raise NoScore(f"{run.name} kept no answers of {task}.{language or '*'}")
-        return answers
+        place = (run.name, task, where)
+        if place not in self.answers:
+            raise NoScore(f"{run.name} kept no answers of {task}.{where}")
+        return self.answers[place]
 
     def groups_of(self, score: ScoreRef, pair: str | None) -> dict[Any, Any]:
         """Return doc_id -> the passage that the question is about."""
-        (answers,) = self.answers_under(score, pair or score.language).values()
-        return answers.groups
+        return self.answers_in(score, pair or score.language).groups
 
     def read_translations(self, score: ScoreRef, pair: str | None) -> dict[str, Translations]:
         """Return pair -> doc_id -> (reference, response).
 
-        Without a pair, it returns all pairs that were scored.
+        Without a pair, these are the pairs of the score's number.
         """
-        return {where: answers.texts for where, answers in self.answers_under(score, pair).items()}
+        pairs = {pair} if pair else {row.where for row in score_rows(self.finished(score))}
+        return {where: self.answers_in(score, where).texts for where in sorted(pairs)}
 
 
 def validation_loss(run: Run, fact: str) -> float | None:

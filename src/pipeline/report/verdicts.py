@@ -46,13 +46,10 @@ def compare_sides(
         left_weights += mean_weights(right, -1)
         right_weights = mean_weights(than.left[0]) + mean_weights(than.right[0], -1)
         bound = 2.0
-    factor = 1.0
-    if claim.relative:
-        factor += claim.threshold / 100
     cells = [cell for _, cell in (*left_weights, *right_weights)]
     frame = answers.frame(placed.plan, cells, claim.metric)
-    bound = max(bound, factor)
-    return Comparison(frame, left_weights, right_weights, placed.axes, factor, bound)
+    bound = max(bound, claim.factor)
+    return Comparison(frame, left_weights, right_weights, placed.axes, claim.factor, bound)
 
 
 def mean_weights(cells: Sequence[Cell], sign: int = 1) -> list[tuple[float, Cell]]:
@@ -93,22 +90,18 @@ def judge_claimed_difference(placed: PlacedClaim, answers: StoredAnswers) -> Ver
     claim = placed.claim
     if claim.metric == FACT:
         return judge_fact_difference(placed, answers)
+    if claim.units == "each":
+        return judge_every(claim, units_by_place(placed, answers))
     units = []
     for left, right, name in candidates(placed):
-        if claim.units == "each":
-            units += units_by_place(placed, answers, left, right, name)
-        else:
-            comparison = compare_sides(placed, answers, left, right)
-            units.append(Unit(name, comparison.contrast(), *comparison.values))
-    if claim.units == "each" or len(units) > 1:
+        comparison = compare_sides(placed, answers, left, right)
+        units.append(Unit(name, comparison.contrast(), *comparison.values))
+    if len(units) > 1:
         verdict = judge_every(claim, units)
     else:
-        (unit,) = units
-        verdict = judge_difference(claim, unit.contrast, unit.left, unit.right)
+        verdict = judge_difference(claim, *units[0][1:])
     if claim.units == "count":
-        counted = []
-        for left, right, name in candidates(placed):
-            counted += units_by_place(placed, answers, left, right, name)
+        counted = units_by_place(placed, answers)
         return judge_wins(claim, counted, verdict, experts=bool(placed.axes))
     return verdict
 
@@ -125,27 +118,25 @@ def candidates(placed: PlacedClaim) -> Iterator[tuple[list[Cell], list[Cell], st
         yield of_left, of_right, f"{left} against {right}"
 
 
-def units_by_place(
-    placed: PlacedClaim,
-    answers: StoredAnswers,
-    left: Sequence[Cell],
-    right: Sequence[Cell],
-    name: str,
-) -> list[Unit]:
-    """Return a unit for each place, and with units=count for each pair of experts there."""
+def units_by_place(placed: PlacedClaim, answers: StoredAnswers) -> list[Unit]:
+    """Return a unit for each place and pair of candidates.
+
+    With units=count it is one for each pair of experts there.
+    """
     import numpy as np
 
     units = []
-    for place, of_left, of_right in zip(placed.places, left, right, strict=True):
-        comparison = compare_sides(placed, answers, [of_left], [of_right])
-        if placed.claim.units == "each" or not placed.axes:
-            units.append(Unit(f"{place} {name}", comparison.contrast(), *comparison.values))
-            continue
-        pairs = comparison.differences()
-        for pair in np.ndindex(pairs.shape[:-1]):
-            contrast = comparison.frame.contrast(pairs[pair], comparison.bound)
-            levels = ",".join(str(level + 1) for level in pair)
-            units.append(Unit(f"{place} {name} {levels}", contrast, *comparison.values))
+    for left, right, name in candidates(placed):
+        for place, of_left, of_right in zip(placed.places, left, right, strict=True):
+            comparison = compare_sides(placed, answers, [of_left], [of_right])
+            if placed.claim.units == "each" or not placed.axes:
+                units.append(Unit(f"{place} {name}", comparison.contrast(), *comparison.values))
+                continue
+            pairs = comparison.differences()
+            for pair in np.ndindex(pairs.shape[:-1]):
+                contrast = comparison.frame.contrast(pairs[pair], comparison.bound)
+                levels = ",".join(str(level + 1) for level in pair)
+                units.append(Unit(f"{place} {name} {levels}", contrast, *comparison.values))
     return units
 
 
@@ -159,10 +150,7 @@ def judge_fact_difference(placed: PlacedClaim, answers: StoredAnswers) -> Verdic
     claim = placed.claim
     left = np.mean(facts_of(placed, answers, placed.left[0]), axis=0)
     right = np.mean(facts_of(placed, answers, placed.right[0]), axis=0)
-    scaled = right
-    if claim.relative:
-        scaled = (1 + claim.threshold / 100) * right
-    array = left - scaled
+    array = left - claim.factor * right
     values = ", ".join(f"{100 * value:+.3g}" for value in array.ravel())
     axes = " x ".join(placed.axes) or "one training a side"
     text = f"{array.size} of {axes}: {values}"
@@ -217,10 +205,10 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
     return values
 
 
-def place_clusters(placed: PlacedClaim) -> list[tuple[Any, ...]] | None:
-    """Return the cluster of each place, its values of the named axes; None without axes."""
+def place_clusters(placed: PlacedClaim) -> Sequence[Any]:
+    """Return the cluster of each place: its values of the named axes, or itself without axes."""
     if not placed.axes:
-        return None
+        return range(len(placed.places))
     clusters = []
     for cell in placed.left[0]:
         at = lines_of(placed.plan, [cell])[0].item.at
@@ -245,7 +233,7 @@ def ranked_pairs(placed: PlacedClaim, answers: StoredAnswers) -> list[Ranked]:
     values = {}
     for name, cells in zip(names, sides, strict=True):
         values[name] = np.array(place_values(placed, answers, cells))
-    clusters: Sequence[Any] = place_clusters(placed) or range(len(placed.places))
+    clusters = place_clusters(placed)
     ranked = []
     for left, right in itertools.product(claim.left, claim.right):
         differences = values[left] - values[right]
@@ -260,7 +248,7 @@ def judge_correlations(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     right = place_values(placed, answers, placed.right[0])
     outcome = place_values(placed, answers, placed.outcome)
     models = [lines_of(placed.plan, [cell])[0].score.model for cell in placed.left[0]]
-    groups = place_clusters(placed) or [()] * len(left)
+    groups = place_clusters(placed) if placed.axes else [()] * len(left)
     correlations = ranks.compare_correlations(left, right, outcome, groups, models)
     return judge_spearman(placed.claim, correlations, len(left))
 

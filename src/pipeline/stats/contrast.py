@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.stats.statistics import LEVEL, NormalTest, PairedScore, detectable_difference
 
@@ -92,6 +92,16 @@ class Contrast:
     def p(self) -> float:
         """The two-sided p of no difference."""
         return self.test.p(0)
+
+    def in_points(self, level: float = LEVEL) -> dict[str, Any]:
+        """Return the difference, its interval and the detectable difference in points, and n."""
+        return {
+            "difference": 100 * self.difference,
+            "low": 100 * self.low,
+            "high": 100 * self.high,
+            "n": self.n,
+            "detectable": 100 * self.detectable(level),
+        }
 
     def with_least_between(self, ratios: Sequence[float]) -> Contrast:
         """Return the contrast with `between >= ratio * within` on each axis."""
@@ -183,48 +193,34 @@ def contrast(
             f"Differences {array.shape}: an interval needs a problem, and two experts on each axis."
         )
     parts = [expert_part(means.mean(axis=1), means, n) for means in by_axis(array, array.ndim - 1)]
-    draws = np.asarray(drawn, dtype=float) if drawn is not None else None
-    if math.isinf(bound):
-        return unbounded_contrast(array, estimate, draws, parts)
-    scaled = array / bound
-    by_problem = scaled.reshape(-1, n).mean(axis=0)
-    if estimate is None:
-        value = float(by_problem.mean())
-    else:
-        value = float(estimate) / bound
-    discordant = max(float(np.abs(scaled).mean()), abs(value))
+    is_unbounded = math.isinf(bound)
+    scale = 1.0 if is_unbounded else bound
+    by_problem = (array / scale).reshape(-1, n).mean(axis=0)
+    value = float(by_problem.mean())
+    if estimate is not None:
+        value = float(estimate) / scale
+    variance = None  # of the mean, over draws of problems
+    if drawn is not None:
+        variance = float(np.var(np.asarray(drawn, dtype=float) / scale, ddof=1))
+    if is_unbounded:
+        if n < 2 or not np.ptp(array):
+            raise ValueError(
+                f"Differences {array.shape} of one problem, or all equal: they show no variance."
+            )
+        if variance is None:
+            variance = float(np.var(by_problem, ddof=1)) / n
+        student = NormalTest(value, math.sqrt(variance), bound=bound)
+        return Contrast(student, parts, n, noise=variance**2 / (n - 1))
+    discordant = max(float(np.abs(array / scale).mean()), abs(value))
     of_answers = n * (discordant - value**2)
-    if draws is None:
-        of_problems = float(np.sum((by_problem - value) ** 2))
-    else:
-        of_problems = n**2 * float(np.var(draws / bound, ddof=1))
+    of_problems = float(np.sum((by_problem - value) ** 2))
+    if variance is not None:
+        of_problems = n**2 * variance
     dependence = (of_problems + 1) / (of_answers + 1)
     won = n * (discordant + value) / 2
     lost = n * (discordant - value) / 2
     test = PairedScore(won, lost, n, dependence, bound=bound)
     return Contrast(test, parts, n)
-
-
-def unbounded_contrast(
-    array: np.ndarray, estimate: float | None, drawn: np.ndarray | None, parts: Sequence[ExpertPart]
-) -> Contrast:
-    """Return the contrast of differences without bounds, by Student's t over problems."""
-    import numpy as np
-
-    n = array.shape[-1]
-    if n < 2 or not np.ptp(array):
-        raise ValueError(
-            f"Differences {array.shape} of one problem, or all equal: they show no variance."
-        )
-    by_problem = array.reshape(-1, n).mean(axis=0)
-    if estimate is None:
-        estimate = by_problem.mean()
-    if drawn is None:
-        variance = float(np.var(by_problem, ddof=1)) / n
-    else:
-        variance = float(np.var(drawn, ddof=1))
-    test = NormalTest(float(estimate), math.sqrt(variance), bound=math.inf)
-    return Contrast(test, parts, n, noise=variance**2 / (n - 1))
 
 
 def corpus_contrast(observed: ArrayLike, drawn: ArrayLike, n: int) -> Contrast:

@@ -12,11 +12,6 @@ CORRELATION = 0.5
 SPREAD = 0.02  # assumed standard deviation of a difference from seed to seed
 
 
-def variance_of_mean(scores: int) -> float:
-    """Return the variance of a mean of equally correlated differences, relative to a single one."""
-    return (1 + (scores - 1) * CORRELATION) / scores
-
-
 def planned_difference(
     questions: int,
     level: float,
@@ -33,7 +28,9 @@ def planned_difference(
         seeds: The number of trainings; 0 if trainings are no sample.
         scores: The number of scores that are averaged on each question.
     """
-    discordant = DISCORDANT * variance_of_mean(scores)
+    # the variance of a mean of equally correlated differences, relative to a single one
+    relative = (1 + (scores - 1) * CORRELATION) / scores
+    discordant = DISCORDANT * relative
     won = questions * discordant / 2
     parts = []
     if seeds:

@@ -77,11 +77,6 @@ def value_per_question(parts: Iterable[tuple[int, float]], is_sum: bool) -> dict
     return shares
 
 
-def standard_error(fraction: float, n: int) -> float:
-    """Return the binomial standard error of a fraction in [0, 1] over n questions."""
-    return math.sqrt(fraction * (1 - fraction) / n)
-
-
 def detectable_difference(error: float, level: float = LEVEL, df: float = math.inf) -> float:
     """Return the true difference that a test at `level` detects with POWER, in units of `error`.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,7 +68,7 @@ class Answers:
     unparsed: int = 0
     cut_off: int = 0
     chance: float | None = None
-    first: list[list[Any]] = field(default_factory=list)
+    first: list[list[str]] = field(default_factory=list)
     scores: dict[str, dict[Any, Any]] = field(default_factory=dict)
     texts: dict[Any, tuple[str, str]] = field(default_factory=dict)
     groups: dict[Any, Any] = field(default_factory=dict)
@@ -142,7 +141,7 @@ def read_answers(
 ) -> tuple[dict[Place, Answers], bytes]:
     """Read the answers of each place, and answers.parquet, of these evaluations.
 
-    The first questions of each place are kept for the page, up to MOST_QUESTIONS of each and
+    The first questions of each place are kept for the page, up to MOST_QUESTIONS of each and about
     MOST_ANSWERS in total.
 
     Raises:
@@ -155,10 +154,7 @@ def read_answers(
     rows: list[dict[str, Any]] = []
     answers: dict[Place, Answers] = {}
     file = io.BytesIO()
-    places = set()
-    for name, evaluation in evaluations.items():
-        places |= {(name, row.task, row.where) for row in evaluation.rows}
-    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(places))))
+    keep = min(MOST_QUESTIONS, max(1, MOST_ANSWERS // max(1, len(evaluations))))
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for _, evaluation in sorted(evaluations.items()):
             shots = {(row.task, row.where): row.num_fewshot for row in evaluation.rows}
@@ -235,15 +231,15 @@ def chance_by_options(samples: Sequence[Sample]) -> float | None:
     return None
 
 
-def page_item(task: str, sample: Sample) -> list[Any]:
+def page_item(task: str, sample: Sample) -> list[str]:
     """Return an answer as the page shows it.
 
-    [doc_id, correct, prompt, target, response, extracted, further scores]
+    [question, prompt, expected, right or wrong, extracted, response, further scores]
     """
     row = answer_row(task, sample)
     numbers = []
     for name, value in sorted((sample.get("scores") or {}).items()):
-        if isinstance(value, int | float) and math.isfinite(value):
+        if finite_or_none(value) is not None:
             numbers.append(f"{name} {value:.4g}")
     scores = ", ".join(numbers)
     if row["cut_off"]:
@@ -253,8 +249,8 @@ def page_item(task: str, sample: Sample) -> list[Any]:
         prompt = f"[cut] …{prompt[-LONGEST:]}"
     if len(response) > LONGEST:
         response = f"{response[:LONGEST]}… [cut]"
-    texts = [prompt, row["target"], response, row["extracted"], scores]
-    return [sample["doc_id"], row["correct"], *texts]
+    right = {True: "✓ right", False: "✗ wrong"}.get(row["correct"], "")
+    return [row["doc_id"], prompt, row["target"], right, row["extracted"], response, scores]
 
 
 def text_of(value: Any) -> str:

@@ -71,7 +71,6 @@ class CellResult:
             estimate.
         scores: The evaluations behind it.
         task: The task of these scores; "" if the number is a fact that runs recorded.
-        metric: The metric of these scores.
         pair: The pair of languages; None for both directions.
         role: The role of the scored model: base, expert or merge.
         best: True if it is significantly better than each model that it is compared with.
@@ -92,7 +91,6 @@ class CellResult:
     maximum: float | None = None
     scores: Sequence[CellScore] = ()
     task: str = ""
-    metric: str = ""
     pair: str | None = None
     role: str = ""
     best: bool = False

@@ -13,6 +13,7 @@ from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.templates import render
 from pipeline.text import align_columns, first_few
 
+COLUMNS = ("row column value low high maximum n published difference suspect missing runs").split()
 MISSING = "—"
 WIDTH = 120
 NAMED_AT_MOST = 30  # runs with their names
@@ -34,23 +35,11 @@ def cell_lines(results: Results) -> list[dict[str, Any]]:
     are explained in CellResult. `difference` is the papers' number of this cell minus the published
     one.
     """
-    return [
-        {
-            "row": cell.row,
-            "column": cell.column,
-            "value": cell.value,
-            "low": cell.low,
-            "high": cell.high,
-            "maximum": cell.maximum,
-            "n": cell.n,
-            "published": cell.published,
-            "difference": cell_difference(cell),
-            "suspect": cell.suspect,
-            "missing": cell.missing,
-            "runs": " ".join(cell.runs),
-        }
-        for cell in results.cells
-    ]
+    lines = []
+    for cell in results.cells:
+        line = {**vars(cell), "difference": cell_difference(cell), "runs": " ".join(cell.runs)}
+        lines.append({name: line[name] for name in COLUMNS})
+    return lines
 
 
 def cell_difference(cell: CellResult) -> float | None:
@@ -170,16 +159,11 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
     It has the headline, the cells in columns, and the meaning of the marks. Cells have their
     intervals if the lines are then not too wide.
     """
-    heads = ["", *results.columns]
-    right = range(1, len(heads))
-    table = align_columns([heads, *cell_texts(results, interval=True)], right)
-    has_interval = any(cell.low is not None for cell in results.cells)
-    if max(map(len, table)) > WIDTH:
-        has_interval = False
-    if not has_interval:
-        table = align_columns([heads, *cell_texts(results)], right)
     notes = legend(results, PUBLISHED)
-    if has_interval:
+    table = aligned_cells(results, interval=True)
+    if max(map(len, table)) > WIDTH:
+        table = aligned_cells(results, interval=False)
+    elif any(cell.low is not None for cell in results.cells):
         notes.insert(0, INTERVAL)
     reasons = [*missing_lines(results), *marks]
     texts = []
@@ -187,6 +171,11 @@ def summary_text(results: Results, headline: Sequence[str], marks: Sequence[str]
         if part:
             texts.append("\n".join(line.rstrip() for line in part))
     return "\n\n".join(texts) + "\n"
+
+
+def aligned_cells(results: Results, interval: bool) -> list[str]:
+    heads = ["", *results.columns]
+    return align_columns([heads, *cell_texts(results, interval)], range(1, len(heads)))
 
 
 def missing_lines(results: Results) -> list[str]:

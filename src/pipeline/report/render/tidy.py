@@ -91,22 +91,15 @@ def training_seeds(run: RunResult, runs: Mapping[str, RunResult]) -> list[Any]:
 def in_percent(row: ScoreRow) -> dict[str, Any]:
     """Return a score with its interval, in percent; BLEU, chrF++ and bits are not scaled."""
     low, high = score_interval(row) or (None, None)
-    numbers = {"value": row.value, "stderr": row.stderr, "low": low, "high": high}
-    factor = percent_factor(row.metric)
-    scaled = {key: scale_number(number, factor) for key, number in numbers.items()}
-    return vars(row) | scaled
+    line = vars(row) | {"low": low, "high": high}
+    for key in ("value", "stderr", "low", "high"):
+        number = finite_or_none(line[key])
+        if number is not None:
+            # ten digits, so that 100 * 0.07 is 7
+            number = float(f"{percent_factor(row.metric) * number:.10g}")
+        line[key] = number
+    return line
 
 
 def sort_key(score: ScoreRow) -> tuple[str, ...]:
     return score.task, score.where, score.subject or "", score.metric, score.filter
-
-
-def scale_number(number: Any, scale: int) -> float | None:
-    """Return the scaled number rounded to ten digits, so that 100 * 0.07 is 7.
-
-    None if it is not finite.
-    """
-    finite = finite_or_none(number)
-    if finite is None:
-        return None
-    return float(f"{scale * finite:.10g}")
