@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.knob import knob
 from pipeline.config.stages import Stage
@@ -17,6 +19,11 @@ from pipeline.progress import say
 from pipeline.runs.find import find_run
 from pipeline.runs.folders import finished_names
 
+# the formats; each reader returns the logs of a JSON file, or none if the file has another format
+READERS: tuple[Callable[[Path, Mapping[str, Any]], Iterable[Log]], ...] = (
+    read_run,
+    read_harness_logs,
+)
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError)
 
 
@@ -89,12 +96,12 @@ def read_logs(path: Path) -> dict[str, Log]:
 
 def logs_in(file: Path) -> list[Log]:
     try:
-        if file.name == "scores.json":
-            return list(read_run(file))
         content = json.loads(file.read_bytes().decode(errors="replace"))
+        logs: list[Log] = []
         if isinstance(content, dict):
-            return list(read_harness_logs(file, content))
-        return []
+            for reader in READERS:
+                logs += reader(file, content)
+        return logs
     except MALFORMED as error:
         problem = f"{type(error).__name__}: {first_line(error)}"
         raise PipelineError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline.evaluate.records import read_scores
 from pipeline.extras.log import Answer, Log, log_of
@@ -12,8 +13,10 @@ from pipeline.report.load.answers import sample_files
 FACTS = ("packages", "versions", "task_hashes", "found_again")  # of scores.json, no settings
 
 
-def read_run(path: Path) -> Iterator[Log]:
+def read_run(path: Path, __: Mapping[str, Any]) -> Iterator[Log]:
     """Yield the logs of the run that a scores.json belongs to, by task and language."""
+    if path.name != "scores.json":
+        return
     rows, harness = read_scores(path)
     settings = {name: value for name, value in harness.items() if name not in FACTS}
     for (_, task, where), samples in sample_files(path.parent):
