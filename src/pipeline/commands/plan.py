@@ -15,7 +15,6 @@ from pipeline.commands.overview import (
     WIDTH,
     kinds_table,
     marked,
-    memory_text,
     merge_details,
     score_details,
     training_details,
@@ -216,7 +215,7 @@ def plan_text(
         *marked("FIX", fix),
         *marked("KNOW", know),
         *kinds_table(runs, waiting, reasons, bill),
-        *host_line(bill),
+        *disk_line(bill),
     ]
     details = training_details(remaining) + merge_details([*runs, *waiting])
     for detail in [*details, *score_details([*runs, *waiting])]:
@@ -294,13 +293,11 @@ def size_text(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def host_line(bill: Bill | None) -> Iterator[str]:
-    """Describe a node: its memory, and what trainings write."""
-    if bill is not None and bill.kinds:
-        host = f"host memory: up to {memory_text(cost.host for cost in bill.costs())} GB"
-        if bill.disk:
-            host += f"; trainings write {size_text(bill.disk)}"
-        yield host
+def disk_line(bill: Bill | None) -> list[str]:
+    """Describe what trainings write."""
+    if bill is None or not bill.disk:
+        return []
+    return [f"trainings write {size_text(bill.disk)}"]
 
 
 def not_planned(planning: Planning) -> list[str]:

@@ -19,7 +19,6 @@ from pipeline.errors import PipelineError
 from pipeline.estimate.flops import (
     Gpu,
     cards,
-    host_memory,
     prompts_of,
     scoring_seconds,
     training_seconds,
@@ -53,7 +52,6 @@ class Cost:
         run: The run.
         hours: GPU-hours of all GPUs.
         memory: Peak bytes per GPU.
-        host: Bytes of host memory.
         gpus: The number of GPUs.
         weights: Bytes of the weights on disk.
         snapshots: Bytes of the snapshots on disk.
@@ -62,7 +60,6 @@ class Cost:
     run: Run
     hours: float
     memory: float
-    host: float
     gpus: int = 1
     weights: int = 0
     snapshots: int = 0
@@ -185,7 +182,6 @@ def training_cost(run: Training, gpu: Gpu) -> Cost:
         run,
         hours=seconds * gpus / 3600,
         memory=memory_of(run, card=gpu.memory),
-        host=host_memory(shape_for(run).parameters, "float32", gpus),
         gpus=gpus,
         weights=files["weights"],
         snapshots=files["snapshots"],
@@ -278,10 +274,8 @@ def longest_row(run: Training) -> float:
 
 def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
     """Return the cost of an evaluation. The batch is halved until it fits, so one row must fit."""
-    dtype = dtype_of(run)
-    shape = shape_for(run)
     hours = scoring_work(run, gpu) / 3600
-    return Cost(run, hours, least_memory(run, dtype), host_memory(shape.parameters, dtype))
+    return Cost(run, hours, least_memory(run, dtype_of(run)))
 
 
 def scoring_work(run: Evaluation, machine: Gpu) -> float:
