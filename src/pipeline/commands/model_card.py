@@ -39,7 +39,7 @@ def hub_bases(model: Parent, configs: Iterable[Mapping[str, Any]]) -> list[str]:
         model: the model.
         configs: its configurations, from `configs_behind`.
     """
-    references = [f"hub:{getattr(model, 'hub', None)}"]
+    references: list[str | None] = [f"hub:{getattr(model, 'hub', None)}"]
     for config in configs:
         merge = config.get("merge") or {}
         references.append((config.get("model") or {}).get("path"))
