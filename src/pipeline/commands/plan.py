@@ -235,7 +235,7 @@ def duration_text(
     config: PlanStage, runs: Sequence[Run], remaining: Sequence[Run], bill: Bill | None
 ) -> str:
     """Return how long the remaining runs take, in GPU-hours or on this machine."""
-    if bill is not None and bill.kinds:
+    if bill is not None and bill.costs:
         return bill_text(bill)
     if bill and bill.unknown:
         return f"Unknown GPU-hours, of {bill.left_out()[0]}"
@@ -259,7 +259,7 @@ def duration_text(
 
 def bill_text(bill: Bill) -> str:
     """Return the GPU-hours of a bill, and the time on its node."""
-    plan, hours = bill.plan, sum(map(bill.hours, bill.kinds))
+    plan, hours = bill.plan, bill.hours
     if hours < 0.1:
         return f"{format_duration(3600 * hours)} of a GPU on {plan.gpu}x{plan.gpus}"
     time = format_duration(3600 * hours / plan.gpus)
