@@ -321,7 +321,7 @@ def test_wandb_sync_which_deletes_uploaded_files_harms_no_run(tmp_path: Path) ->
 def test_weights_are_an_artifact_on_request(tmp_path: Path) -> None:
     """Of runs that have some.
 
-    The configuration names the parents' ids, whether anything is an artifact or not.
+    The configuration names the parents, whether anything is an artifact or not.
     """
     for weights in (False, True):
         data, expert, evaluation = a_chain(tmp_path / str(weights), weights=weights)
@@ -330,7 +330,7 @@ def test_weights_are_an_artifact_on_request(tmp_path: Path) -> None:
         assert [list(artifacts) for artifacts in found] == [[], [name] * weights, []]
         _, opened = offline_log(evaluation.folder)
         assert items(opened.config.update)["parents"] == {
-            "model": {"name": expert.name, "id": f"{expert.hash[:32]}-1"}
+            "model": {"name": expert.name, "hash": expert.hash}
         }
     logged = found[1][name]
     assert logged.type == "weights"
@@ -354,7 +354,7 @@ def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None
     found = list(records(logs[0]))
     (opened,) = of_kind("run", found)
     assert (opened.display_name, opened.run_group, opened.job_type) == ("table-t", "t", "table")
-    assert items(opened.config.update)["parents"] == {evaluation.name: f"{evaluation.hash[:32]}-1"}
+    assert items(opened.config.update)["parents"] == {evaluation.name: evaluation.hash}
     rows = [items(record.item) for record in of_kind("history", found)]
     shown = {key.partition("/")[0]: key for row in rows for key in row if not key.startswith("_")}
     assert set(shown) == {"cells", "claims", "bars"}

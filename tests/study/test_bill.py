@@ -26,7 +26,7 @@ from pipeline.config.compose import compose
 from pipeline.config.stages import Plan
 from pipeline.errors import PipelineError
 from pipeline.estimate import flops, questions
-from pipeline.estimate.gpu_budget import Bill, estimate_costs
+from pipeline.estimate.gpu_budget import Bill, Cost, estimate_costs
 from pipeline.files import read_yaml
 from pipeline.models.shape import LLAMA_8B
 from pipeline.runs.graph import order_runs
@@ -75,10 +75,25 @@ def billed(*tables: str, gpu: str = "h100_80") -> Bill:
     return estimate_costs(runs_of(*tables), Plan(gpu=gpu))
 
 
+def of_stage(found: Bill, stage: str) -> list[Cost]:
+    return [cost for cost in found.costs if cost.run.config.stage == stage]
+
+
+def of_selections(found: Bill, *tables: str) -> list[Cost]:
+    """Return the costs of the evaluations that selections compare."""
+    selections = [run for run in runs_of(*tables) if run.config.stage == "select"]
+    compared = {run.hash for run in order_runs(selections)}
+    return [cost for cost in of_stage(found, "eval") if cost.run.hash in compared]
+
+
+def training_hours(found: Bill) -> float:
+    return sum(cost.hours for cost in of_stage(found, "sft"))
+
+
 def trainings(found: Bill) -> dict[tuple[str, str, str], list[float]]:
     """(way, expert, partition) -> the hours of each model's."""
     hours: dict[tuple[str, str, str], list[float]] = {}
-    for one in found.kinds["sft"]:
+    for one in of_stage(found, "sft"):
         config: Any = one.run.config
         place = (
             config.sft.name,
@@ -145,11 +160,11 @@ def test_unreasonable_trains_as_long_as_by_hand() -> None:
     ):
         found = billed(*tables)
         hours = trainings(found)
-        assert len(found.kinds["sft"]) == count and not found.unknown
+        assert len(of_stage(found, "sft")) == count and not found.unknown
         assert sum(sum(each) for place, each in hours.items() if "_" not in place[1]) == near(alone)
         assert sum(sum(each) for place, each in hours.items() if "_" in place[1]) == near(both)
-        assert found.hours("sft") == near(total)
-    slower = billed(*UNREASONABLE, gpu="a100_80").hours("sft") / found.hours("sft")
+        assert training_hours(found) == near(total)
+    slower = training_hours(billed(*UNREASONABLE, gpu="a100_80")) / training_hours(found)
     assert slower == near(920 / 314)
 
 
@@ -157,8 +172,8 @@ def test_unreasonable_trains_as_long_as_by_hand() -> None:
 def test_layer_swapping_trains_as_long_as_by_hand(gpu: str, expected: float) -> None:
     """15 experts of 40,000 rows and 3 joint trainings of 80,000."""
     found = billed(*LAYER_SWAPPING, gpu=gpu)
-    assert len(found.kinds["sft"]) == 18
-    assert found.hours("sft") == near(expected)
+    assert len(of_stage(found, "sft")) == 18
+    assert training_hours(found) == near(expected)
 
 
 def test_without_checkpointing_three_quarters() -> None:
@@ -180,8 +195,8 @@ def test_the_disk_holds_144_snapshots() -> None:
     runs = runs_of(*LAYER_SWAPPING)
     found = estimate_costs(runs, Plan(gpu="h100_80"))
     each = 4 * LLAMA_8B.parameters
-    counts = {one.run.name: one.snapshots // one.weights for one in found.kinds["sft"]}
-    assert each == near(32.1e9) and {one.weights for one in found.kinds["sft"]} == {each}
+    counts = {one.run.name: one.snapshots // one.weights for one in of_stage(found, "sft")}
+    assert each == near(32.1e9) and {one.weights for one in of_stage(found, "sft")} == {each}
     assert list(counts.values()) == [8] * 18
     assert found.disk == each * (18 + 144)
     selections = [run for run in runs if run.config.stage == "select"]
@@ -216,7 +231,7 @@ def mean_tokens() -> dict[str, Any]:
 def selection(kind: str) -> tuple[int, float]:
     """Return (snapshots, hours) of the selections of math, joint or language experts."""
     snapshots: dict[str, float] = {}
-    for one in billed(*LAYER_SWAPPING).kinds["selection"]:
+    for one in of_selections(billed(*LAYER_SWAPPING), *LAYER_SWAPPING):
         name = one.run.parents["checkpoint"].name
         found = (
             "math"
@@ -271,10 +286,8 @@ def test_scores_of_mgsm(monkeypatch: pytest.MonkeyPatch) -> None:
         found = estimate_costs(
             runs_of(*tables), Plan(gpu="h100_80"), waiting=list(waiting.values())
         )  # type: ignore[arg-type]
-        scores = [
-            *found.kinds["eval"],
-            *(one for one in found.kinds["selection"] if not is_snapshot(one.run)),
-        ]
+        ranking = {one.run.hash for one in of_selections(found, *tables) if is_snapshot(one.run)}
+        scores = [one for one in of_stage(found, "eval") if one.run.hash not in ranking]
         mgsm = [
             one for one in scores if one.run.label.startswith("eval-mgsm")
         ]  # a selection asks the base for some
@@ -321,12 +334,12 @@ def test_what_cannot_fit_is_refused_after_the_plan_with_what_was_tried(
         shown(tmp_path, "plan.gpu=h100_80")
     (told,) = str(error.value).splitlines()
     assert re.match(
-        r"2 runs of sft need up to \d+ GB a GPU, and h100_80 has 84. Set hardware= for more or"
+        r"2 trainings need up to \d+ GB a GPU, and h100_80 has 84. Set hardware= for more or"
         r" larger GPUs, or every.sft.adapter=lora \(math-full-s\d\).$",
         told,
     )
     assert (
-        "GPU-hours" in error.value.output and "FIX   2 runs of sft need up to" in error.value.output
+        "GPU-hours" in error.value.output and "FIX   2 trainings need up to" in error.value.output
     )
     for remedy in ("every.sft.adapter=lora", "hardware=h100_80x8", "plan.gpu=h200_141"):
         gpu = [] if "plan.gpu=" in remedy else ["plan.gpu=h100_80"]
@@ -340,6 +353,5 @@ def test_scores_that_cannot_fit() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(flops.cards(), "a100_80", small)
         told = estimate_costs(runs_of(tables), Plan(gpu="a100_80")).causes
-    for kind in ("eval", "selection"):
-        pattern = rf"\d+ runs of {kind} need .* and a100_80 has 20.* every.eval.dtype=bfloat16"
-        assert any(re.match(pattern, one) for one in told)
+    pattern = r"[\d,]+ evaluations need .* and a100_80 has 20.* every.eval.dtype=bfloat16"
+    assert any(re.match(pattern, one) for one in told)

@@ -19,8 +19,6 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.commands import export_model as module
-from pipeline.commands.model_card import Origin
-from pipeline.errors import PipelineError
 from pipeline.models.checkpoint import Checkpoint, digest_tensors
 from pipeline.runs.manifest import read_manifest
 
@@ -167,15 +165,6 @@ def test_a_tokenizer_of_vocab_txt(
 
 
 # --- the cards of runs ---
-
-
-def test_different_licences_need_a_stated_one() -> None:
-    config: Any = SimpleNamespace(export=SimpleNamespace(licence=None), checkpoint="merged")
-    origin = Origin(licences={"math": "mit", "language": "apache-2.0"})
-    with pytest.raises(PipelineError, match="different licences .math: mit, language: apache-2.0"):
-        module.licence_of(origin, config)
-    config.export.licence = "mit"
-    assert module.licence_of(origin, config) == "mit"
 
 
 def test_experts_of_the_hub_have_ids(

@@ -315,5 +315,5 @@ def test_the_tokens_of_conversations_are_those_of_all_their_turns(
     per_turn = (
         len(tokenizer.encode("a farmer has 7 eggs and buys 12 more").ids) + 5
     )  # begin, role, \n, end, \n
-    (tokens,) = sampled_lengths(tmp_path / "rows.jsonl", (), base / "tokenizer.json")
+    (tokens,) = sampled_lengths(tmp_path / "rows.jsonl", base / "tokenizer.json")
     assert tokens == pytest.approx(6 * per_turn, rel=0.25)

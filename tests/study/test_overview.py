@@ -109,7 +109,7 @@ def test_a_dry_run_refuses_what_the_plan_refuses(
 def test_rows_that_are_not_known_are_hours_that_are_not_known(tmp_path: Path) -> None:
     text, _ = planned("expert=math", "sft=lora", "hardware=gpu_24", f"runs_dir={tmp_path}")
     total = " ".join(text.split("KNOW")[0].split())
-    assert "Unknown GPU-hours, of 1 of 1 of sft (The rows of " in total and "Set data.size" in total
+    assert "Unknown GPU-hours, of 1 of 1 runs (The rows of " in total and "Set data.size" in total
     for size, hours in ((10_000, r"\d\.\d GPU-hours"), (100, r"\d+ s of a GPU")):  # never 0.0 hours
         text, _ = planned(
             "expert=math",

@@ -83,31 +83,10 @@ def test_scores_that_cannot_be_read_name_their_run(text: str, tmp_path: Path) ->
         score_lines(tmp_path)
 
 
-def test_an_unfinished_run_is_shown_by_the_end_of_its_log(call: Call, tmp_path: Path) -> None:
-    """Of a run that failed.
-
-    The state, its reason once, thirty lines of its log, and where that is.
-    """
-    work, logs = tmp_path / "runs/.work" / ("a" * 64), tmp_path / "runs/.logs"
+def test_an_unfinished_run_is_left_to_stage_status(call: Call, tmp_path: Path) -> None:
+    work = tmp_path / "runs/.work" / ("a" * 64)
     work.mkdir(parents=True)
-    logs.mkdir()
-    state = {
-        "name": "math-full-s0-aaaa",
-        "stage": "sft",
-        "state": "failed",
-        "last_line": "no room on the GPU",
-    }
+    state = {"name": "math-full-s0-aaaa", "stage": "sft", "state": "failed"}
     (work / "state.json").write_text(json.dumps(state))
-    (logs / "math-full-s0-aaaa.log").write_text("".join(f"line {number}\n" for number in range(50)))
-    told = call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs", status=0)
-    lines = told.out.splitlines()
-    log = logs / "math-full-s0-aaaa.log"
-    assert lines[:2] == ["math-full-s0-aaaa", f"stage=sft, failed: no room on the GPU; {log}"]
-    assert lines[3] == f"the last of 50 lines of {log}:"
-    assert lines[4:] == [f"  line {number}" for number in range(20, 50)]
-    (logs / "math-full-s0-aaaa.log").unlink()
-    assert "has no log" in call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs").out
-    assert (
-        "not a finished run of"
-        in call("stage=show", "run=language", f"runs_dir={tmp_path}/runs").err
-    )
+    told = call("stage=show", "run=math-full", f"runs_dir={tmp_path}/runs", status=1)
+    assert "math-full-s0-aaaa is not finished, it is failed: see stage=status" in told.err

@@ -119,8 +119,6 @@ def test_status_of_a_table_and_failures(call: Call, tmp_path: Path) -> None:
     assert listed() == failures
     make_once(second, writes())  # changed, and finished under the same label
     assert set(listed()) == {(second.name, "finished"), *failures}
-    shown = call("stage=show", f"run={first.name}", f"runs_dir={runs}").out
-    assert shown.startswith(f"{first.name}\nstage=data, failed: no row\n")
     blocked = replace(Task.of(a_run(runs, label="data-z", seed=3)), needs=[first.hash])
     publish_plan(runs, "mine", [Task.of(first), blocked])
     assert set(listed()) == {(second.name, "finished"), *failures, (blocked.name, "blocked")}

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.commands.model_card import (
     CARD,
-    Origin,
-    data_section,
+    configs_behind,
     describe_run,
-    origin_of,
+    hub_bases,
+    recorded_licence,
     render_card,
 )
 from pipeline.config.extensions import EXPORTS, outside_core
@@ -49,8 +48,7 @@ def export_model(config: ExportStage) -> str:
     """Write the checkpoint to export.to. Return the folder.
 
     Raises:
-        PipelineError: the target exists or cannot be written, the licences of the models differ, or
-            the run was changed.
+        PipelineError: the target exists or cannot be written, or the run was changed.
     """
     target = str(config.export.to)
     assert config.checkpoint is not None
@@ -73,20 +71,13 @@ def export_model(config: ExportStage) -> str:
             f"checkpoint={config.checkpoint} has no tokenizer. Copy the tokenizer of its base into"
             f" {model.name}."
         )
-    origin = origin_of(model, config.runs_path)
-    licence = licence_of(origin, config)
-    if merge.adapter:
-        base = merge.adapter.settings["base_model_name_or_path"]
-        origin = replace(
-            origin, bases=(base,) if base else ()
-        )  # PEFT adds the adapter to this folder
     place = Path(target).resolve()
     # next to the target, so that a rename publishes it
     with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as temporary:
         folder = Path(temporary) / "model"
         folder.mkdir()
         write_model(merge, folder, config)
-        text = card_text(place.name, model, origin, licence, merge, folder, config)
+        text = card_text(place.name, model, merge, config)
         (folder / CARD).write_text(text, encoding="utf-8")
         (folder / CARD).chmod(0o644)
         os.rename(folder, place)  # also replaces an empty folder
@@ -115,26 +106,6 @@ def check_place(target: Path, kind: str) -> None:
             raise PipelineError(
                 f"export.to={target} is inside the run {above.name}. Name a {kind} outside of it."
             )
-
-
-def licence_of(origin: Origin, config: ExportStage) -> str | None:
-    """Return the licence for the card, or None if it is unknown.
-
-    Raises:
-        PipelineError: the source models have different licences, and export.licence is not set.
-    """
-    if config.export.licence is not None:
-        return config.export.licence
-    if len(set(origin.licences.values())) > 1:
-        licences = [f"{name}: {licence}" for name, licence in origin.licences.items()]
-        raise PipelineError(
-            f"checkpoint={config.checkpoint} is derived from models with different licences"
-            f" ({', '.join(licences)}). Set the licence of the result: export.licence=NAME."
-        )
-    if not origin.licences:
-        warn("The licence is unknown, so the model card has none. Set it with export.licence=NAME.")
-        return None
-    return next(iter(origin.licences.values()))
 
 
 # --- what is written ---
@@ -196,21 +167,19 @@ def without_paths(value: Any) -> Any:
 # --- the model card ---
 
 
-def card_text(
-    name: str,
-    model: Parent,
-    origin: Origin,
-    licence: str | None,
-    merge: Merging,
-    folder: Path,
-    config: ExportStage,
-) -> str:
+def card_text(name: str, model: Parent, merge: Merging, config: ExportStage) -> str:
     """Return the model card.
 
-    It says how the model was made, and the rounding error of the cast.
+    It says how the model was made, and the rounding error of the cast. The licence is
+    export.licence, or that of the trained models.
     """
     runs_dir, manifest = config.runs_path, read_manifest(model.folder)
-    sections = [f"# {name}\n\n{describe_run(model, runs_dir)}\n{data_section(origin)}"]
+    configs = list(configs_behind(model.folder, runs_dir))
+    bases = hub_bases(model, configs)
+    licence = config.export.licence or recorded_licence(configs)
+    if licence is None:
+        warn("The licence is unknown, so the model card has none. Set it with export.licence=NAME.")
+    sections = [f"# {name}\n\n{describe_run(model, runs_dir)}"]
     rounding = describe_cast(merge, config)
     if rounding:
         say(rounding)
@@ -221,12 +190,14 @@ def card_text(
         method = (manifest.config.get("merge") or {}).get("method")
         recipe = (manifest.config.get("sft") or {}).get("name")
         tags = [str(tag) for tag in (manifest.stage, method, recipe) if tag]
-        if manifest.stage == "merge" and len(origin.bases) > 1:
+        if manifest.stage == "merge" and len(bases) > 1:
             relation = "merge"
     if merge.adapter:
         relation = "adapter"
+        base = merge.adapter.settings["base_model_name_or_path"]
+        bases = [base] if base else []  # PEFT adds the adapter to this model
     body = "\n".join(sections)
-    return render_card(body, origin, tags=tags, licence=licence, relation=relation)
+    return render_card(body, bases, tags=tags, licence=licence, relation=relation)
 
 
 def describe_cast(merge: Merging, config: ExportStage) -> str | None:

@@ -1,14 +1,13 @@
 """The model card of an export, as metadata of the Hub and as text.
 
-It says how a model was made, and names its bases and data sets. All facts come from manifests. A
-card holds names, never paths.
+It says how a model was made, and names its bases. All facts come from manifests. A card holds
+names, never paths.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +16,55 @@ from pipeline.hub.addresses import REPOSITORY
 from pipeline.runs.folders import folder_of
 from pipeline.runs.manifest import MANIFEST, Manifest, read_manifest
 from pipeline.runs.run import Parent
-from pipeline.text import markdown_table
 
 CARD = "README.md"
 NO_MODEL = ("data", "data_root")  # roles of parents
 SOURCES = ("math", "language", "expert", "experts", "base")  # keys of merge= that hold models
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The external models and data sets that a model derives from.
-
-    Attributes:
-        bases: the nearest models on the Hub.
-        sets: (name, id if it was read from the Hub, licence).
-        licences: model -> licence in the Hub's spelling, if a manifest records it.
-    """
-
-    bases: tuple[str, ...] = ()
-    sets: tuple[tuple[str, str | None, str], ...] = ()
-    licences: Mapping[str, str] = field(default_factory=dict)
-
-
-def origin_of(model: Parent, runs_dir: Path) -> Origin:
-    """Return the origin of a finished run, a snapshot, or an external model."""
-    if read_manifest(model.folder) is None:
-        return Origin(bases=hub_models([f"hub:{getattr(model, 'hub', None)}"]))
-    return origin_of_folder(model.folder, runs_dir)
-
-
-def origin_of_folder(folder: Path, runs_dir: Path) -> Origin:
+def configs_behind(folder: Path, runs_dir: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the configurations of a model and of the runs that it was made from, nearest first."""
     manifest = made_by(folder, runs_dir)
     if manifest is None:
-        return Origin()
-    parents = model_folders(manifest, runs_dir).values()
-    origins = [origin_of_folder(parent, runs_dir) for parent in parents]
-    return origin_from_config(manifest.name, manifest.config, origins)
+        return
+    yield manifest.config
+    for parent in model_folders(manifest, runs_dir).values():
+        yield from configs_behind(parent, runs_dir)
+
+
+def hub_bases(model: Parent, configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the models on the Hub that a model derives from, without revisions.
+
+    Args:
+        model: the model.
+        configs: its configurations, from `configs_behind`.
+    """
+    references: list[str | None] = [f"hub:{getattr(model, 'hub', None)}"]
+    for config in configs:
+        merge = config.get("merge") or {}
+        references.append((config.get("model") or {}).get("path"))
+        for key in SOURCES:
+            sources = merge.get(key)
+            if isinstance(sources, list):
+                references += sources
+            else:
+                references.append(sources)
+    names = []
+    for reference in references:
+        text = str(reference)
+        name = text.removeprefix("hub:").partition("@")[0]
+        if text.startswith("hub:") and re.fullmatch(REPOSITORY, name):
+            names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def recorded_licence(configs: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the licence of the nearest model that a training began with, or None."""
+    for config in configs:
+        licence = (config.get("model") or {}).get("licence")
+        if licence:
+            return str(licence)
+    return None
 
 
 def made_by(folder: Path, runs_dir: Path) -> Manifest | None:
@@ -78,79 +90,12 @@ def model_folders(manifest: Manifest, runs_dir: Path) -> dict[str, Path]:
     return folders
 
 
-def origin_from_config(
-    name: str, config: Mapping[str, Any], origins: Sequence[Origin] = ()
-) -> Origin:
-    """Return the origin of a training or merge, from its configuration and its parents' origins."""
-    merge = config.get("merge") or {}
-    model = config.get("model") or {}
-    references = [model.get("path")]
-    for key in SOURCES:
-        sources = merge.get(key)
-        if isinstance(sources, list):
-            references += sources
-        else:
-            references.append(sources)
-    bases = list(hub_models(references))
-    sets = sets_of(config)
-    licences: dict[str, str] = {}
-    for origin in origins:
-        licences |= origin.licences
-        bases += origin.bases
-        sets += origin.sets
-    if model.get("licence"):
-        licences = {name: model["licence"]}
-    return Origin(
-        bases=drop_duplicates(bases),
-        sets=drop_duplicates(sets),
-        licences=licences,
-    )
-
-
-def hub_models(references: Iterable[str | None]) -> tuple[str, ...]:
-    """Return the names of the models on the Hub, without revisions."""
-    names = []
-    for reference in references:
-        text = str(reference)
-        name = text.removeprefix("hub:").partition("@")[0]
-        if text.startswith("hub:") and re.fullmatch(REPOSITORY, name):
-            names.append(name)
-    return tuple(names)
-
-
-def drop_duplicates(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))
-
-
-def sets_of(config: Mapping[str, Any]) -> list[tuple[str, str | None, str]]:
-    """Return the sets that a training read.
-
-    A file below data_root need not be the data set of that name on the Hub, so it gets no
-    repository and no licence.
-    """
-    of_run = config.get("expert") or {}
-    experts = (of_run.get("union") or {}).values() or [of_run]
-    excluded = (config.get("data") or {}).get("leave_out") or []
-    sets = []
-    for expert in experts:
-        text = config.get("stage") == "cpt" and expert.get("text")
-        for name, source in (text or expert.get("sources") or {}).items():
-            if name in excluded:
-                continue
-            hub, licence = source.get("hub"), source.get("licence") or ""
-            if config.get("data_root"):
-                licence = "" if hub else licence
-                hub = None
-            sets.append((name, hub, licence))
-    return sets
-
-
 # --- the text ---
 
 
 def render_card(
     body: str,
-    made_of: Origin,
+    bases: Sequence[str],
     *,
     tags: Sequence[str],
     relation: str,
@@ -160,18 +105,16 @@ def render_card(
 
     Args:
         body: the text.
-        made_of: the origin of the model.
+        bases: the models on the Hub that the model derives from.
         tags: tags for the Hub.
         relation: finetune, adapter or merge, in the Hub's terms.
         licence: the licence, or None if it is unknown.
     """
     from huggingface_hub import ModelCardData
 
-    datasets = drop_duplicates(hub for _, hub, _ in made_of.sets)
     data = ModelCardData(
-        base_model=list(made_of.bases) or None,
-        base_model_relation=relation if made_of.bases else None,
-        datasets=list(filter(None, datasets)) or None,
+        base_model=list(bases) or None,
+        base_model_relation=relation if bases else None,
         license=licence,
         library_name="peft" if relation == "adapter" else "transformers",
         pipeline_tag="text-generation",
@@ -195,14 +138,3 @@ def describe_run(model: Parent, runs_dir: Path) -> str:
         made = f"trained with `expert={expert} sft={method}`"
     lines = [*deciding_lines(manifest), *parent_lines(manifest)]
     return "\n".join([f"{made[:1].upper()}{made[1:]}.", "", "```text", *lines, "```"]) + "\n"
-
-
-def data_section(made_of: Origin) -> str:
-    """Return a table of the data sets with their licences, which still apply to the model."""
-    if not made_of.sets:
-        return ""
-    rows = []
-    for name, hub, licence in made_of.sets:
-        rows.append((name, hub or "a local file", licence or "unknown"))
-    table = markdown_table(("set", "on the Hub", "licence"), rows)
-    return "\n".join(["## Trained on", "", *table]) + "\n"

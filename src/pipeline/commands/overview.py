@@ -142,7 +142,7 @@ def on_this_machine(runs: Sequence[Run]) -> tuple[str, ...]:
 def on_gpus(runs: Sequence[Run], bill: Bill) -> tuple[str, ...]:
     """Return the GPUs and the time of a run, the GPU-hours of all runs, and the memory."""
     hashes = {run.hash for run in runs}
-    costs = [cost for cost in bill.costs() if cost.run.hash in hashes]
+    costs = [cost for cost in bill.costs if cost.run.hash in hashes]
     if not costs:
         return "", on_this_machine(runs)[0], "", ""
     seconds = [3600 * cost.hours / cost.gpus for cost in costs]

@@ -15,7 +15,6 @@ from pipeline.commands.overview import (
     WIDTH,
     kinds_table,
     marked,
-    memory_text,
     merge_details,
     score_details,
     training_details,
@@ -216,7 +215,7 @@ def plan_text(
         *marked("FIX", fix),
         *marked("KNOW", know),
         *kinds_table(runs, waiting, reasons, bill),
-        *host_line(bill),
+        *disk_line(bill),
     ]
     details = training_details(remaining) + merge_details([*runs, *waiting])
     for detail in [*details, *score_details([*runs, *waiting])]:
@@ -236,7 +235,7 @@ def duration_text(
     config: PlanStage, runs: Sequence[Run], remaining: Sequence[Run], bill: Bill | None
 ) -> str:
     """Return how long the remaining runs take, in GPU-hours or on this machine."""
-    if bill is not None and bill.kinds:
+    if bill is not None and bill.costs:
         return bill_text(bill)
     if bill and bill.unknown:
         return f"Unknown GPU-hours, of {bill.left_out()[0]}"
@@ -260,7 +259,7 @@ def duration_text(
 
 def bill_text(bill: Bill) -> str:
     """Return the GPU-hours of a bill, and the time on its node."""
-    plan, hours = bill.plan, sum(map(bill.hours, bill.kinds))
+    plan, hours = bill.plan, bill.hours
     if hours < 0.1:
         return f"{format_duration(3600 * hours)} of a GPU on {plan.gpu}x{plan.gpus}"
     time = format_duration(3600 * hours / plan.gpus)
@@ -294,13 +293,11 @@ def size_text(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def host_line(bill: Bill | None) -> Iterator[str]:
-    """Describe a node: its memory, and what trainings write."""
-    if bill is not None and bill.kinds:
-        host = f"host memory: up to {memory_text(cost.host for cost in bill.costs())} GB"
-        if bill.disk:
-            host += f"; trainings write {size_text(bill.disk)}"
-        yield host
+def disk_line(bill: Bill | None) -> list[str]:
+    """Describe what trainings write."""
+    if bill is None or not bill.disk:
+        return []
+    return [f"trainings write {size_text(bill.disk)}"]
 
 
 def not_planned(planning: Planning) -> list[str]:

@@ -9,28 +9,22 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from pipeline.commands.status import all_statuses
 from pipeline.config.overrides import override_of
 from pipeline.config.stages import ShowStage
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate.shown_scores import score_lines
 from pipeline.runs.find import find_run
-from pipeline.runs.folders import finished_names
 from pipeline.runs.manifest import Manifest, read_manifest
 from pipeline.runs.run import flatten_dict
 from pipeline.text import align_columns
 from pipeline.train.examples import ROWS
 
 POINTS = 8  # points of a curve
-LOG_LINES = 30
 
 
 def show_run(config: ShowStage) -> str:
-    """Return text for a terminal that describes the run."""
-    unfinished = unfinished_text(config)
-    if unfinished:
-        return unfinished
+    """Return text for a terminal that describes a finished run."""
     folder = find_run(config.run, config.runs_path, "run").folder
     manifest = read_manifest(folder)
     if manifest is None:
@@ -47,29 +41,6 @@ def show_run(config: ShowStage) -> str:
     if config.show.rows:
         parts.append(rows_of(manifest, folder, config))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
-
-
-def unfinished_text(config: ShowStage) -> str:
-    """Return the state of an unfinished run and the end of its log.
-
-    Returns an empty string if no run has this name.
-    """
-    runs_dir = config.runs_path
-    if "/" in config.run or finished_names(runs_dir, config.run):
-        return ""
-    statuses = []
-    for run_status in all_statuses(runs_dir):
-        if run_status.run.startswith(config.run) and run_status.state != "finished":
-            statuses.append(run_status)
-    if len({run_status.run for run_status in statuses}) != 1:
-        return ""
-    status = statuses[-1]
-    heading = [status.run, f"stage={status.stage}, {status.state}: {status.detail}"]
-    if status.log is None:
-        return "\n".join([*heading, "This run has no log. Its output went to the terminal."])
-    lines = Path(status.log).read_text(encoding="utf-8", errors="replace").splitlines()
-    heading += ["", f"the last of {len(lines)} lines of {status.log}:"]
-    return "\n".join([*heading, *indented("  ", lines[-LOG_LINES:])])
 
 
 def indented(mark: str, lines: Iterable[str]) -> list[str]:

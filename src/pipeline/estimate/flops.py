@@ -222,14 +222,6 @@ def bytes_between(shape: Shape, moved: int, sft: Sft, gathered: bool = False) ->
     return passes * peers_share * (weights + 4 * moved)
 
 
-def host_memory(parameters: int, dtype: str, processes: int = 1) -> float:
-    """Return the bytes of host memory.
-
-    Each process has the weights once, while they are loaded or gathered, and 6 GB of libraries.
-    """
-    return processes * (parameters * WIDTH[dtype] + 6e9)
-
-
 # --- scoring ---
 
 ROOM = 512  # the default of eval.max_gen_toks in the task files

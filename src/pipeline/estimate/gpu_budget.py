@@ -8,18 +8,15 @@ points are not counted either, because they are deleted when their training ends
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 
 from pipeline.config.stages import EvalStage, Plan, SelectStage, TrainStage
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import (
     Gpu,
     cards,
-    host_memory,
     prompts_of,
     scoring_seconds,
     training_seconds,
@@ -29,7 +26,6 @@ from pipeline.estimate.questions import question_sets_of
 from pipeline.estimate.training_rows import expected_steps, padded_row, row_tokens
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.evaluate.selection import compared
-from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.text import pluralize
@@ -53,7 +49,6 @@ class Cost:
         run: The run.
         hours: GPU-hours of all GPUs.
         memory: Peak bytes per GPU.
-        host: Bytes of host memory.
         gpus: The number of GPUs.
         weights: Bytes of the weights on disk.
         snapshots: Bytes of the snapshots on disk.
@@ -62,7 +57,6 @@ class Cost:
     run: Run
     hours: float
     memory: float
-    host: float
     gpus: int = 1
     weights: int = 0
     snapshots: int = 0
@@ -70,37 +64,34 @@ class Cost:
 
 @dataclass
 class Bill:
-    """Cost of the unfinished runs of a plan, by kind.
+    """Cost of the unfinished runs of a plan.
 
     Attributes:
         plan: The settings of the plan.
-        kinds: The costs by kind of run.
+        costs: The costs of the runs.
         disk: Bytes on disk.
         freed: Bytes on disk with free_snapshots=true.
-        unknown: The reasons why runs have no cost, by kind.
+        unknown: The reasons why runs have no cost.
         causes: The reasons why runs do not fit.
     """
 
     plan: Plan
-    kinds: dict[str, list[Cost]] = field(default_factory=lambda: defaultdict(list))
+    costs: list[Cost] = field(default_factory=list)
     disk: float = 0.0
     freed: float = 0.0
-    unknown: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    unknown: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
 
-    def hours(self, kind: str) -> float:
-        return sum(cost.hours for cost in self.kinds.get(kind, ()))
-
-    def costs(self) -> list[Cost]:
-        return [*chain.from_iterable(self.kinds.values())]
+    @property
+    def hours(self) -> float:
+        return sum(cost.hours for cost in self.costs)
 
     def left_out(self) -> list[str]:
-        """Return how many runs of each kind have no cost, with the first reason."""
-        lines = []
-        for kind, reasons in self.unknown.items():
-            total = len(reasons) + len(self.kinds.get(kind, ()))
-            lines.append(f"{len(reasons):,} of {total:,} of {kind} ({reasons[0]})")
-        return lines
+        """Return how many runs have no cost, with the first reason."""
+        if not self.unknown:
+            return []
+        total = len(self.unknown) + len(self.costs)
+        return [f"{len(self.unknown):,} of {total:,} runs ({self.unknown[0]})"]
 
 
 def estimate_costs(
@@ -109,7 +100,7 @@ def estimate_costs(
     free_snapshots: bool = False,
     waiting: Sequence[Run] = (),
 ) -> Bill:
-    """Return the costs of unfinished runs. The evaluations for selections are a separate kind.
+    """Return the costs of the unfinished trainings and evaluations.
 
     Args:
         unfinished: The unfinished runs.
@@ -120,31 +111,18 @@ def estimate_costs(
     assert plan.gpu is not None
     total = Bill(plan)
     gpu = cards()[plan.gpu]
-    selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
-    behind_selections = {run.hash for run in order_runs(selections)}
-    # a bundle's scores are separate runs
-    computing = []
-    for run in unfinished:
-        if isinstance(run.config, TrainStage | EvalStage) and not is_bundle(run):
-            computing.append(run)
-    for run in [*computing, *waiting]:
-        kind = run.config.stage
-        if isinstance(run.config, EvalStage) and run.hash in behind_selections:
-            kind = "selection"
+    for run in [*unfinished, *waiting]:
         try:
             if isinstance(run.config, TrainStage):
-                cost = training_cost(run, gpu)
-            else:
-                cost = scoring_cost(run, gpu)
+                total.costs.append(training_cost(run, gpu))
+            elif isinstance(run.config, EvalStage) and not is_bundle(run):
+                total.costs.append(scoring_cost(run, gpu))
         except (PipelineError, KeyError) as error:
-            total.unknown[kind].append(str(error).strip("'"))
-            continue
-        total.kinds[kind].append(cost)
-    costs = total.costs()
-    total.disk = disk_bytes(costs, selections, free_snapshots)
-    total.freed = disk_bytes(costs, selections, True)
-    for kind, of_kind in total.kinds.items():
-        total.causes += infeasibility_messages(kind, of_kind, plan)
+            total.unknown.append(str(error).strip("'"))
+    selections = [run for run in unfinished if isinstance(run.config, SelectStage)]
+    total.disk = disk_bytes(total.costs, selections, free_snapshots)
+    total.freed = disk_bytes(total.costs, selections, True)
+    total.causes += infeasibility_messages(total.costs, plan)
     return total
 
 
@@ -185,7 +163,6 @@ def training_cost(run: Training, gpu: Gpu) -> Cost:
         run,
         hours=seconds * gpus / 3600,
         memory=memory_of(run, card=gpu.memory),
-        host=host_memory(shape_for(run).parameters, "float32", gpus),
         gpus=gpus,
         weights=files["weights"],
         snapshots=files["snapshots"],
@@ -278,10 +255,8 @@ def longest_row(run: Training) -> float:
 
 def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
     """Return the cost of an evaluation. The batch is halved until it fits, so one row must fit."""
-    dtype = dtype_of(run)
-    shape = shape_for(run)
     hours = scoring_work(run, gpu) / 3600
-    return Cost(run, hours, least_memory(run, dtype), host_memory(shape.parameters, dtype))
+    return Cost(run, hours, least_memory(run, dtype_of(run)))
 
 
 def scoring_work(run: Evaluation, machine: Gpu) -> float:
@@ -319,26 +294,29 @@ def dtype_of(run: Evaluation) -> str:
 # --- runs that do not fit ---
 
 
-def infeasibility_messages(kind: str, costs: list[Cost], plan: Plan) -> Iterator[str]:
-    """Yield the reasons why runs of a kind do not fit."""
-    widest = max(costs, key=lambda cost: cost.gpus)
-    if widest.gpus > plan.gpus:
-        above = sum(cost.gpus > plan.gpus for cost in costs)
+def infeasibility_messages(costs: list[Cost], plan: Plan) -> Iterator[str]:
+    """Yield the reasons why trainings or evaluations do not fit."""
+    above = [cost for cost in costs if cost.gpus > plan.gpus]
+    if above:
+        widest = max(above, key=lambda cost: cost.gpus)
         yield (
-            f"{above} runs of {kind} need up to {widest.gpus} GPUs ({widest.run.label}), more than"
-            f" plan.gpus={plan.gpus}"
+            f"{pluralize(len(above), 'training')} need up to {widest.gpus} GPUs"
+            f" ({widest.run.label}), more than plan.gpus={plan.gpus}"
         )
     room = cards()[plan.gpu or ""].memory
-    large = [cost for cost in costs if cost.memory > room]
-    if not large:
-        return
-    largest = max(large, key=lambda cost: cost.memory)
-    remedy = "every.eval.dtype=bfloat16"
-    if isinstance(largest.run.config, TrainStage):
-        remedy = "every.sft.adapter=lora"
-    need = "needs" if len(large) == 1 else "need"
-    yield (
-        f"{pluralize(len(large), 'run')} of {kind} {need} up to {largest.memory / 1e9:.0f} GB a"
-        f" GPU, and {plan.gpu} has {room / 1e9:.0f}. Set hardware= for more or larger GPUs, or"
-        f" {remedy} ({largest.run.label})."
-    )
+    large: dict[str, list[Cost]] = {"training": [], "evaluation": []}
+    for cost in costs:
+        if cost.memory > room:
+            noun = "training" if isinstance(cost.run.config, TrainStage) else "evaluation"
+            large[noun].append(cost)
+    remedies = {"training": "every.sft.adapter=lora", "evaluation": "every.eval.dtype=bfloat16"}
+    for noun, members in large.items():
+        if not members:
+            continue
+        largest = max(members, key=lambda cost: cost.memory)
+        need = "needs" if len(members) == 1 else "need"
+        yield (
+            f"{pluralize(len(members), noun)} {need} up to {largest.memory / 1e9:.0f} GB a GPU,"
+            f" and {plan.gpu} has {room / 1e9:.0f}. Set hardware= for more or larger GPUs, or"
+            f" {remedies[noun]} ({largest.run.label})."
+        )

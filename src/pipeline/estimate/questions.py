@@ -71,7 +71,7 @@ def count_questions(run: Evaluation, task: EvalTask, language: str, limited: boo
         file = scored_rows(task.task)
     count = benchmark.questions
     if file:
-        count = count_lines(file)
+        count = count_lines(file, file.stat().st_mtime_ns)
     if isinstance(root, Run) and not root.folder.is_dir():
         count = root.config.expert.questions(config.split) or count
     if config.limit and limited:

@@ -42,7 +42,7 @@ def row_lengths(run: Training) -> tuple[float, ...]:
         files = list(filter(Path.is_file, (file for _, _, file in source_files(data))))
     lengths: list[float] = []
     for file in files:
-        lengths += sampled_lengths(file, (), tokenizer)
+        lengths += sampled_lengths(file, tokenizer)
     return tuple(sorted(lengths))
 
 

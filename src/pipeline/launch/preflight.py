@@ -36,11 +36,11 @@ from pipeline.runs.make import why_not_finished
 from pipeline.runs.run import Parent, Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.hub_inputs import experts_on_hub
-from pipeline.stages.lengths import LARGE
 from pipeline.stages.merge import has_full_weights, is_external
 from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_torchao
 
+LARGE = 10_000_000  # bytes of a file above which its rows are not read before a run
 Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # caches of model_here and check_once
 
 

@@ -96,7 +96,7 @@ def why_not_found(reference: str, runs_dir: Path, knob: str) -> str:
         name = str(record.get("name", ""))
         if name.startswith(reference):
             state = record.get("state")
-            return f": {name} is not finished, it is {state}: see stage=show run={name}"
+            return f": {name} is not finished, it is {state}: see stage=status"
     names = finished_names(runs_dir)
     kind = "not a finished run"
     if knob == "data_root":

@@ -1,8 +1,9 @@
 """W&B: opens, tags and finishes a run; no other module uses W&B.
 
 The W&B id is run hash + attempt, so that a requeued job resumes its own run. The group is the
-table, and the job type is the stage. The configuration names the parents' ids. W&B is online if a
-key is configured, otherwise offline, and never prompts. A failure of W&B ends no run.
+table, and the job type is the stage. The configuration names the parents with their hashes, with
+which their ids begin. W&B is online if a key is configured, otherwise offline, and never prompts.
+A failure of W&B ends no run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 
 from pipeline.errors import PipelineError
 from pipeline.progress import say
-from pipeline.runs.manifest import SNAPSHOTS, Malformed, Manifest, home_of, read_manifest
+from pipeline.runs.manifest import SNAPSHOTS, Manifest
 
 if TYPE_CHECKING:
     from pipeline.config.stages import Tracking
@@ -93,16 +94,6 @@ def build_artifact(work: Path, manifest: Manifest) -> Any:
 
 def wandb_id(run_hash: str, attempt: int) -> str:
     return f"{run_hash[:32]}-{attempt}"
-
-
-def parent_id(parent: Parent) -> str:
-    """Return the W&B id of a parent (or of a snapshot's training), or its hash without one."""
-    folder = home_of(parent.folder)
-    with suppress(Malformed):  # a file of this name in the folder of an external model
-        manifest = read_manifest(folder)
-        if manifest and (folder / "wandb").is_dir():
-            return wandb_id(manifest.hash, manifest.attempt)
-    return parent.hash
 
 
 def report_failure(error: Exception) -> None:
@@ -208,7 +199,7 @@ def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
     config = run.config
     parents = {}
     for role, parent in run.parents.items():
-        parents[role] = {"name": parent.name, "id": parent_id(parent)}
+        parents[role] = {"name": parent.name, "hash": parent.hash}
     recorded = {**recorded_config(config), "parents": parents}
     described = {
         "id": wandb_id(run.hash, attempt),
@@ -235,14 +226,14 @@ def track_report(
     """
     import pandas as pd
 
-    ids = {parent.name: parent_id(parent) for parent in parents}
-    identity = " ".join([job_type, name, *sorted(ids.values())])
+    hashes = {parent.name: parent.hash for parent in parents}
+    identity = " ".join([job_type, name, *sorted(hashes.values())])
     described = {
         "id": hashlib.sha256(identity.encode()).hexdigest()[:32],
         "name": f"{job_type}-{name}",
         "group": name,
         "job_type": job_type,
-        "config": {**config, "parents": ids},
+        "config": {**config, "parents": hashes},
     }
     with open_run(folder, tracking, **described) as tracker:
         for path in sorted(folder.glob("*.csv")):

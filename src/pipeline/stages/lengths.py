@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import islice
@@ -13,19 +14,18 @@ from typing import Any
 
 from pipeline.config.data import Source
 from pipeline.data.lines import read_files
-from pipeline.data.load import example_of
-from pipeline.data.sources import is_wanted, language_column, source_columns
+from pipeline.data.sources import is_wanted, language_column
 from pipeline.errors import PipelineError
 from pipeline.text import strings_in
 
 BYTES = 4.0  # bytes of text per token, without a tokenizer
 SAMPLE = 64  # rows
-LARGE = 10_000_000  # bytes of a file above which only its lines are counted
 READABLE = (".jsonl", ".json", ".csv", ".tsv")  # files whose rows are counted
 
 
 @lru_cache(maxsize=4096)
-def count_lines(path: Path) -> int:
+def count_lines(path: Path, changed: int) -> int:
+    """Return the lines of a file that was `changed` at this time in nanoseconds."""
     content = path.read_bytes()
     return content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
 
@@ -36,11 +36,11 @@ def is_here(source: Source) -> bool:
 
 
 def rows_of(path: Path, source: Source) -> int | None:
-    """Return the number of rows that a source takes from a file of JSON, CSV or TSV.
+    """Return the number of rows that a source reads from a file of JSON, CSV or TSV.
 
-    If the file is not large, only usable rows count, and copies count once. The result is None for
-    other formats, missing files, and files whose first row cannot be read. The data run's own
-    checks report the reason.
+    Rows that the data run will drop, such as copies, count too. The result is None for other
+    formats, missing files, and files that cannot be read. The data run's own checks report the
+    reason.
     """
     if path.suffix not in READABLE or not path.is_file():
         return None
@@ -54,30 +54,11 @@ def count_rows(path: Path, changed: int, fields: str) -> int | None:
     The result is cached until the file changes.
     """
     source = Source(**json.loads(fields))
-    if not is_begun(path):
-        return None
-    if path.stat().st_size > LARGE and not language_column(source):
-        if path.suffix == ".jsonl":
-            return count_lines(path)
-        return sum(1 for _ in read_rows(path))
-    usable = set()
-    try:
-        columns = source_columns(path.name, source)
-        for row in read_rows(path):
-            example = example_of(row, source, columns) if is_wanted(row, source) else ""
-            if isinstance(example, dict):
-                usable.add(json.dumps(example))
-    except KeyError:  # a column is missing, which the data run reports
-        return None
-    return len(usable) or None
-
-
-def is_begun(path: Path) -> bool:
-    """Return True if a first row can be read."""
-    try:
-        return next(read_rows(path), None) is not None
-    except PipelineError:
-        return False
+    if path.suffix == ".jsonl" and not language_column(source):
+        return count_lines(path, changed) or None
+    with suppress(PipelineError, KeyError):
+        return sum(is_wanted(row, source) for row in read_rows(path)) or None
+    return None
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -88,17 +69,16 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 @lru_cache(maxsize=1024)
-def sampled_lengths(
-    file: Path, columns: tuple[str, ...], tokenizer: Path | None
-) -> tuple[float, ...]:
+def sampled_lengths(file: Path, tokenizer: Path | None) -> tuple[float, ...]:
     """Return the sorted numbers of tokens of a file's first rows.
+
+    A conversation's roles count, in place of the text that a chat template adds.
 
     Args:
         file: The file.
-        columns: The columns that count. (): all columns with text.
         tokenizer: A tokenizer.json. None: tokens are estimated from bytes.
     """
-    texts = [text_of(row, columns) for row in islice(read_rows(file), SAMPLE)]
+    texts = ["\n".join(strings_in(row)) for row in islice(read_rows(file), SAMPLE)]
     if tokenizer is None:
         return tuple(sorted(len(text.encode()) / BYTES for text in texts))
     encodings = load_tokenizer(tokenizer).encode_batch(texts)
@@ -110,15 +90,6 @@ def load_tokenizer(tokenizer: Path) -> Any:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(tokenizer))
-
-
-def text_of(row: Any, columns: tuple[str, ...]) -> str:
-    """Return the texts of a row's cells.
-
-    A conversation's roles are included, in place of the text that a chat template adds.
-    """
-    cells = [row.get(column) for column in columns] if columns else row
-    return "\n".join(strings_in(cells))
 
 
 def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float) -> float:
