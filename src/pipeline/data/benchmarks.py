@@ -219,10 +219,7 @@ def of_file_texts(root: Path | None, scored: Mapping[str, str]) -> Iterator[tupl
             most = BENCHMARKS[name].compared.get(label)
         for number, line in lines_of(path)[:most]:
             try:
-                row = {"text": line}
-                if path.suffix == ".jsonl":
-                    row = json.loads(line)
-                yield from texts_of(name, row)
+                yield from texts_of(name, json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 problem = f"{type(error).__name__} {error}"
                 raise PipelineError(
