@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.benchmarks import BENCHMARKS, scored_files
 from pipeline.benchmarks.local_files import lines_of
@@ -27,9 +26,6 @@ from pipeline.hub.lock import Lock, part_of
 from pipeline.hub.reach import force_offline
 from pipeline.languages import MGSM, language, shipped_languages
 from pipeline.runs.manifest import read_manifest
-
-if TYPE_CHECKING:
-    pass
 
 
 def hub_sources(

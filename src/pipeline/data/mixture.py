@@ -13,7 +13,7 @@ from pipeline.config.data import Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import Known, is_dropped
 from pipeline.data.card import drop_reasons
-from pipeline.data.load import local_file, open_source, place_of, read_examples
+from pipeline.data.load import open_source, place_of, read_examples
 from pipeline.data.rows import UNUSABLE
 from pipeline.data.sources import (
     Example,
@@ -191,8 +191,3 @@ def refuse_unusable(name: str, source: Source, data_root: Path | None, whole: bo
     for _ in examples_of(name, source, rows, {"rows": 0, "empty": 0}):
         if not whole:
             return
-
-
-def files_read(sources: dict[str, Source], data_root: Path) -> list[Path]:
-    """Return the files below data_root that decide the set, after checking that they exist."""
-    return [local_file(source, data_root) for source in sources.values()]

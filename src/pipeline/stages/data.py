@@ -12,7 +12,8 @@ from pipeline.benchmarks.harness import scored_rows
 from pipeline.config import conf
 from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage, EvalStage
-from pipeline.data.mixture import check_sources, files_read
+from pipeline.data.load import local_file
+from pipeline.data.mixture import check_sources
 from pipeline.data.small_world import LARGEST
 from pipeline.errors import PipelineError, suggest
 from pipeline.hub.lock import digest_of, read_lock
@@ -146,7 +147,7 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
     data_root = resolver.data_root(config.data_root)
     if data_root is None:
         folder = Path(config.data_root)
-        files = files_read(config.expert.sources, folder)
+        files = [local_file(source, folder) for source in config.expert.sources.values()]
         data_root = External.of_files(folder, files)
     return {"data_root": data_root}
 
