@@ -174,7 +174,7 @@ def test_a_set_of_own_and_shipped_prompts_needs_a_separator(folder: Path, call: 
             "\n{a}",
             r"end with '\nA:\n' before the answer, and mine_en asks prompts that end with '\nA: '",
         ),
-        ("{q}", " {a}", r"' before the answer, and mine_en asks prompts that end with '\nA: '"),
+        ("{q}", " {a}", ""),  # other words, as of a chat, are the user's choice
     ],
 )
 def test_the_plan_compares_the_ends_of_prompts(

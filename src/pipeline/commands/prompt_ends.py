@@ -1,4 +1,4 @@
-"""Notes of a plan on prompts that end differently in training and in scoring.
+"""Notes of a plan on prompts that end in other blanks in training than in scoring.
 
 An expert that was trained on `A:\n15` and is scored on `A: 15` loses much of its score.
 """
@@ -23,7 +23,7 @@ COLUMN = "\0"  # stands for a column in a task's template
 
 
 def prompt_lines(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each training on own prompts and task whose prompts end differently.
+    """Return a line for each training on own prompts and task that differ in blanks alone.
 
     The text between question and answer is compared, by the templates of both.
     """
@@ -43,12 +43,17 @@ def prompt_lines(runs: Sequence[Run]) -> list[str]:
             asked[questions] = asked_ends(run)
         for end, label in trained.items():
             for task, end_of_task in asked[questions].items():
-                if not end.endswith(end_of_task):
+                same_words = without_blanks(end).endswith(without_blanks(end_of_task))
+                if same_words and not end.endswith(end_of_task):
                     lines[
                         f"{label} is trained on prompts that end with {end!r} before the answer,"
                         f" and {task} asks prompts that end with {end_of_task!r}"
                     ] = None
     return list(lines)
+
+
+def without_blanks(text: str) -> str:
+    return "".join(text.split())
 
 
 def trained_ends(run: Run) -> Iterator[str]:
