@@ -454,15 +454,14 @@ def test_rows_of_benchmarks_are_dropped_or_counted(
     assert make_training_set(stage(Data(ngram=40), a=of("a")), tmp_path, tmp_path)["train"] == 6
 
 
-def test_flores_is_compared_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    place = "flores/sw/devtest.jsonl"
+def test_flores_as_plain_text_is_compared_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    place = "flores/sw/devtest.txt"
     sentence = (
         "Siku ya Jumatatu wanasayansi kutoka chuo kikuu walitangaza uvumbuzi wa chombo kipya cha"
         " uchunguzi wa seli"
     )
     (tmp_path / place).parent.mkdir(parents=True)
-    texts = (sentence, "Hii ni sentensi fupi.")
-    jsonl(tmp_path / place, [{"id": at, "sentence": text} for at, text in enumerate(texts, 1)])
+    (tmp_path / place).write_text(f"{sentence}\n\nHii ni sentensi fupi.\n")
     pairs = {
         "Tafsiri.": sentence,
         "Sema:\nSwali: Hii ni SENTENSI fupi": "x",

@@ -145,7 +145,8 @@ def test_a_bundle_says_what_it_could_not_have(data_root: Path, tmp_path: Path) -
         build(data_root, tmp_path / "tasks", asked("mbpp", 0))
 
 
-def test_flores_plus_has_the_same_rows(data_root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["FLORES+", "plain"])
+def test_flores_in_every_form_is_the_same_rows(data_root: Path, tmp_path: Path, form: str) -> None:
     build(data_root, tmp_path / "one", asked("flores", 1))
     for split in ("dev", "devtest"):
         for code in ("en", "qac"):
@@ -154,10 +155,15 @@ def test_flores_plus_has_the_same_rows(data_root: Path, tmp_path: Path) -> None:
                 (json.loads(line) for line in file.read_text().splitlines()),
                 key=lambda row: row["id"],
             )
-            write_rows(
-                file,
-                [{"id": row["id"], "iso_639_3": "x", "text": row["sentence"]} for row in rows],
-            )
+            file.unlink()
+            if form == "FLORES+":
+                write_rows(
+                    file,
+                    [{"id": row["id"], "iso_639_3": "x", "text": row["sentence"]} for row in rows],
+                )
+                continue
+            plain = file.with_suffix(".txt")
+            plain.write_text("".join(row["sentence"] + "\n" for row in rows))
     build(data_root, tmp_path / "two", asked("flores", 1))
     for name in ("flores.en-qac.test.jsonl", "flores.qac-en.dev.jsonl"):
         lines = [
@@ -168,6 +174,38 @@ def test_flores_plus_has_the_same_rows(data_root: Path, tmp_path: Path) -> None:
             for folder in ("one", "two")
         ]
         assert lines[0] == lines[1] and len(lines[0]) == 6
+
+
+def test_flores_as_plain_text_is_joined_by_the_numbers_of_lines(
+    data_root: Path, tmp_path: Path
+) -> None:
+    """A blank line in both languages is no sentence.
+
+    One in each at different places would shift the pairs between.
+    """
+    texts = {"en": ["one", "two", "", "four", "five"], "qac": ["moja", "mbili", "", "nne", "tano"]}
+
+    def write(code: str) -> None:
+        (data_root / f"flores/{code}/devtest.jsonl").unlink(missing_ok=True)
+        (data_root / f"flores/{code}/devtest.txt").write_text("\n".join(texts[code]) + "\n\n")
+
+    for code in ("en", "qac"):
+        write(code)
+    build(data_root, tmp_path / "tasks", asked("flores", 0))
+    rows = map(json.loads, (tmp_path / "tasks/flores.en-qac.test.jsonl").open())
+    assert [(row["source"], row["target"]) for row in rows] == [
+        ("one", "moja"),
+        ("two", "mbili"),
+        ("four", "nne"),
+        ("five", "tano"),
+    ]
+    texts["qac"] = ["moja", "mbili", "tatu", "", "tano"]
+    write("qac")
+    with pytest.raises(
+        PipelineError,
+        match="have different ids, for example 3 .*the number of a line that is not blank",
+    ):
+        build(data_root, tmp_path / "tasks", asked("flores", 0))
 
 
 def change(file: Path, number: int, **values: Any) -> None:

@@ -62,6 +62,7 @@ class Benchmark:
         exemplar_sets: the number of sets of few-shot examples, such as one per subject.
         exemplars_drawn: eval.exemplars=random is possible: few-shot examples drawn anew for each
             question.
+        text_files: patterns of plain-text files below its folder, with a text a line.
         built_from: files below data_root, {code} a language, if it has no folder.
         compared: for `built_from`, file -> the number of first rows that are compared with training
             data.
@@ -95,6 +96,7 @@ class Benchmark:
     exemplar_file: str | None = None
     exemplar_sets: int = 1
     exemplars_drawn: bool = False
+    text_files: tuple[str, ...] = ()
     built_from: tuple[str, ...] = ()
     compared: Mapping[str, int] = field(default_factory=dict)
     of_harness: bool = False
@@ -115,11 +117,16 @@ class Benchmark:
         return self.name, *self.variants
 
     def files(self, data_root: Path, code: str = "*") -> list[Path]:
-        """Return the existing files in a language, or in all languages."""
-        patterns = [f"{self.name}/{code}/*.jsonl"]
+        """Return the existing files in a language, or in all languages.
+
+        Files of `text_files` are always of all languages.
+        """
+        folder = data_root / self.name
+        patterns = [f"{code}/*.jsonl", *self.text_files]
         if self.built_from:
+            folder = data_root
             patterns = [pattern.format(code=code) for pattern in self.built_from]
-        return sorted(set(chain.from_iterable(map(data_root.glob, patterns))))
+        return sorted(set(chain.from_iterable(map(folder.glob, patterns))))
 
 
 @dataclass(frozen=True)

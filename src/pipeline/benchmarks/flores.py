@@ -14,6 +14,7 @@ from pipeline.benchmarks.local_files import (
     Missing,
     Row,
     check_columns,
+    lines_of,
     path_of_split,
     rows_of,
     write_rows,
@@ -45,9 +46,13 @@ def read_sentences(data_root: Path, spoken: Language, split: str) -> dict[int, s
     """Return the sentences of a language by id.
 
     The file is JSON lines, `flores/sw/devtest.jsonl`, with id and sentence (FLORES) or text
-    (FLORES+).
+    (FLORES+). Otherwise it is plain text, `flores/sw/devtest.txt`, with a sentence a line, whose
+    number is its id.
     """
     file = path_of_split(data_root, "flores", spoken, split)
+    text = file.with_suffix(".txt")
+    if text.is_file() and not file.is_file():
+        return {number: line.strip() for number, line in lines_of(text)}
     rows = rows_of(file, {"id": int})
     column = "sentence" if "sentence" in rows[0] else "text"
     by_id = {}
@@ -68,8 +73,8 @@ def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> lis
     odd = sources.keys() ^ targets.keys()
     if odd:
         raise PipelineError(
-            f"{label} have different ids, for example {min(odd)}. Take both files from the same"
-            " release."
+            f"{label} have different ids, for example {min(odd)} (in plain text an id is the number"
+            " of a line that is not blank). Take both files from the same release."
         )
     source_name, target_name = names
     rows = []
@@ -166,6 +171,7 @@ BENCHMARK = Benchmark(
     metric="chrf++",
     questions=1012,
     tokens=28,
+    text_files=("*/dev.txt", "*/devtest.txt"),
     define=define,
     texts=lambda row: [row["text"] if "text" in row else row["sentence"]],
     sources=hub_sets,

@@ -1,6 +1,7 @@
 """Local files of benchmarks, read from data_root and checked row by row.
 
-Nothing heavy is imported. Files are JSON lines such as mgsm/sw/test.jsonl.
+Nothing heavy is imported. Files are JSON lines such as mgsm/sw/test.jsonl. FLORES may also be plain
+text (flores.py).
 """
 
 from __future__ import annotations

@@ -215,7 +215,10 @@ def of_file_texts(root: Path | None, scored: Mapping[str, str]) -> Iterator[tupl
             most = BENCHMARKS[name].compared.get(label)
         for number, line in lines_of(path)[:most]:
             try:
-                yield from texts_of(name, json.loads(line))
+                row = {"text": line}
+                if path.suffix == ".jsonl":
+                    row = json.loads(line)
+                yield from texts_of(name, row)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 problem = f"{type(error).__name__} {error}"
                 raise PipelineError(
