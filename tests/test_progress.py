@@ -29,7 +29,7 @@ from pipeline import progress
 from pipeline.config.evaluation import Eval
 from pipeline.evaluate import score
 from pipeline.evaluate.model import open_model
-from pipeline.evaluate.store import Answers, digest
+from pipeline.evaluate.store import Answers
 from pipeline.progress import Bar, format_duration, say
 
 # --- what it says ---
@@ -141,10 +141,8 @@ def compute(
 ) -> Any:
     """Show the progress of a model that answers four questions."""
     monkeypatch.setattr(score, "set_sharing", lambda lm, *_: setattr(lm, "share_prefix", shared))
-    wanted = {digest(score.key_of(request)) for request in asked}
-    put: Any = score.Asked(
-        None, None, range(4), asked, Answers(tmp_path / "answers", False, {}, wanted), asked
-    )  # type: ignore[arg-type]
+    answers = Answers(tmp_path / "answers", False, {})
+    put: Any = score.Asked(None, None, range(4), asked, answers, asked)  # type: ignore[arg-type]
     bar = Heard()
     score.compute(lm, put, Eval(name="x"), bar)
     return bar

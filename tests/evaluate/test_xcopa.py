@@ -98,7 +98,7 @@ def test_it_is_planned_scored_and_reported(
         pytest.approx(right / QUESTIONS),
     )
     text = page.read_text()
-    assert "XCOPA: accuracy, 0-shot, n = 12" in text and "where guessing gives 50 ± 28.9" in text
+    assert "xcopa: acc, 0-shot, n = 12" in text and "where guessing gives 50 ± 28.9" in text
 
 
 def test_a_training_row_that_holds_a_question_is_dropped(
