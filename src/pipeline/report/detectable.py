@@ -1,4 +1,4 @@
-"""What a table could show, before there are scores: detectable differences and testable claims."""
+"""Detectable differences and testable claims of a table, before there are scores."""
 
 from __future__ import annotations
 

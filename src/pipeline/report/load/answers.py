@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 LONGEST = 4000  # characters of a prompt's end or an answer's beginning that the page includes
-MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # that the page may show
+MOST_ANSWERS, MOST_QUESTIONS = 10_000, 250  # the page shows no more
 AT_ONCE = 20_000  # rows per row group of answers.parquet
 # columns of answers.parquet; for translations, `language` is the pair
 CONSTANT = ("run", "task", "language", "num_fewshot")
