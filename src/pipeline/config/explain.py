@@ -27,7 +27,9 @@ TYPES = {  # the beginning of pydantic's name of an error -> the expected type
 
 
 # the replacement of an option that stood for a task in each language
-LANGUAGES = "name the task of each language, eval={0}, in a study {{sw: {0}}}"
+LANGUAGES = (
+    "name the task of each language: eval={0}, and in a study benchmarks: [{{mine: {{sw: {0}}}}}]"
+)
 REMOVED = {  # the replacement of a stage or option of an earlier version
     "stage=check": (
         "run stage=table table=node_check hardware=NAME, which trains, merges and scores for a few"

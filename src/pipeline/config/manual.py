@@ -222,7 +222,7 @@ def field_comments(kind: type) -> dict[str, str]:
         if re.match(r" {4}[\w@]", line):  # a field, or another statement
             name = line.partition(":")[0].strip()
             texts[name], pending = pending, []
-        if text:
+        if text and not text.startswith("type: "):
             (texts.get(name, []) if code.strip() else pending).append(text)
     return {name: " ".join(lines) for name, lines in texts.items()}
 

@@ -18,11 +18,10 @@ References = dict[str, tuple[str, Any]]  # role of a source -> the key that name
 
 @dataclass
 class Merge(Knobs):
-    """Settings of all merges. A LoRA expert is its base and its adapter, read as float32.
+    """Settings of all merges. A LoRA expert is its base and its adapter, read as float32."""
 
-    Below the fields is the interface that method-independent code uses. A method's file in
-    merge/methods/ overrides it.
-    """
+    # Below the fields is the interface that method-independent code uses. A method's file in
+    # merge/methods/ overrides it.
 
     method: str = MISSING
     dtype: str | None = knob(

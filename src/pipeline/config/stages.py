@@ -271,10 +271,8 @@ class Export(Knobs):
     `format` applies to table=. The other fields except `to` apply to checkpoint=.
     """
 
-    to: str | None = (
-        # a file for a table; a new folder for a checkpoint
-        None
-    )
+    # a file for a table; a new folder for a checkpoint
+    to: str | None = None
     # archive: the report's folder as a zip; latex: the cells
     format: str = knob("archive", options=("archive", "latex"))
     dtype: str | None = knob(

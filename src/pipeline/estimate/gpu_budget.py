@@ -263,6 +263,10 @@ def scoring_work(run: Evaluation, machine: Gpu) -> float:
     """Return the seconds of an evaluation's forward passes on a card or CPU."""
     config = run.config.eval
     vllm = config.backend == "vllm"
+    # auto is resolved with the dtype; an unknown dtype is assumed to be bfloat16
+    products = config.products
+    if machine.is_cpu or products == "auto":
+        products = "ieee"
     prefill, decode = scoring_seconds(
         shape_for(run),
         question_sets_of(run),
@@ -271,7 +275,7 @@ def scoring_work(run: Evaluation, machine: Gpu) -> float:
         config.batch_size,
         vllm=vllm,
         share_prefix=vllm or config.share_prefix,
-        products="ieee" if machine.is_cpu else config.products,
+        products=products,
     )
     return prefill + decode
 

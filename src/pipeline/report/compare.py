@@ -91,7 +91,7 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
     """Return the result of a table, in sentences.
 
     The first sentence is about the primary comparison. Then come other significant differences, and
-    the smallest difference that the other comparisons would have detected.
+    the smallest and largest difference that the other comparisons would have detected.
 
     Args:
         lines: The lines of contrasts.csv.
@@ -122,8 +122,8 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
     if insignificant:
         other = "other " if sentences else ""
         none = f"Not significant: {pluralize(len(insignificant), other + 'difference')}."
-        least = min(insignificant, key=lambda line: line["detectable"])
-        sentences.append(f"{none} {detectable_sentence(least)}")
+        insignificant.sort(key=lambda line: line["detectable"])
+        sentences.append(f"{none} {detectable_sentence(insignificant[0], insignificant[-1])}")
     return sentences
 
 
@@ -160,10 +160,16 @@ def difference_sentence(line: Line) -> str:
     return f"{left} is {word} than {right} in {place}: {size}.{trainings}"
 
 
-def detectable_sentence(line: Line) -> str:
-    """Return the difference that this comparison would have detected."""
+def detectable_sentence(line: Line, largest: Line | None = None) -> str:
+    """Return the difference that this comparison would have detected.
+
+    With `largest`, it is the range from this comparison to that one.
+    """
     unit = line.get("unit", "points")
-    return f"Detectable with 80 % power: {line['detectable']:.1f} {unit}."
+    least = f"{line['detectable']:.1f}"
+    most = f"{(largest or line)['detectable']:.1f}"
+    span = least if least == most else f"{least} to {most}"
+    return f"Detectable with 80 % power: {span} {unit}."
 
 
 def p_text(p: float | None) -> str:

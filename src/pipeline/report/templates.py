@@ -24,12 +24,14 @@ TEX = {
     "^": r"\textasciicircum{}",
     "†": r"$^\dagger$",
     "‡": r"$^\ddagger$",
+    "<": "$<$",
+    ">": "$>$",
 }
 
 
 def latex_text(text: str) -> str:
     """Return a text with escapes for the characters that LaTeX reads as commands."""
-    escaped = re.compile(r"[\\~^†‡&%$#_{}]")
+    escaped = re.compile(r"[\\~^†‡<>&%$#_{}]")
     return escaped.sub(lambda sign: TEX.get(sign[0], f"\\{sign[0]}"), one_line(text))
 
 

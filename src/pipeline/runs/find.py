@@ -145,7 +145,8 @@ def from_folder(folder: Path, knob: str, runs_dir: Path) -> Parent:
         refuse_pickles(folder)
         raise PipelineError(
             f"{knob}={folder} has no {MANIFEST}, so it is not a finished run, "
-            f"and no config.json or {ADAPTER_CONFIG} with *.safetensors, so it is not a model"
+            f"and no config.json or {ADAPTER_CONFIG} with *.safetensors, so it is not a model. Name"
+            " a finished run, or a folder that save_pretrained wrote."
         )
     for path in files:
         if path.name.endswith("config.json"):

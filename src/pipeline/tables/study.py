@@ -419,6 +419,8 @@ def of_own_rows(name: str, settings: Words, refuse: Refuse) -> Words:
             is_misspelt = close_matches(key, map(str, settings))
             if not is_misspelt and not are_columns(str(rows.get(key))):
                 problem = f"{key}={rows.get(key)!r} names no column of {file}"
+                if key not in rows:
+                    problem = f"{key} is missing"
                 remedy = f'write {key}: "{{COLUMN}}", with its columns in braces'
                 raise refuse(where, f"{problem}: {remedy}")
     side = settings.setdefault("side", side_of(name, settings))

@@ -14,10 +14,14 @@ def cells_latex(results: Results) -> str:
 
     It has a caption and a label.
     """
-    captions = [results.title.rstrip(".") + "."]
+    captions = [results.title]
+    if results.title[-1:] not in tuple(".?!"):
+        captions = [f"{results.title}."]
     if any(cell.best for cell in results.cells):
         captions.append(BOLD)
     captions += baseline_notes(results)
+    if any(cell.low is not None for cell in results.cells):
+        captions.append("Small: 95 % intervals over questions.")
     return render(
         "table.tex.j2",
         results=results,
