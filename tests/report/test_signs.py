@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from made_up_report import line_of, results_of
 
 from pipeline.report.compare import correct_contrasts, headline_sentences
@@ -47,6 +48,20 @@ def test_signs_mark_what_is_significantly_better_than_a_baseline(tmp_path: Path)
     text = summary_text(results, headline_sentences(results.contrasts), [])
     assert "40.0†‡" in text and "‡: significantly better than base (Holm" in text
     assert "+30.0" not in text
+
+
+@pytest.mark.parametrize(("lower", "winner"), [(False, "swap"), (True, "soup")])
+def test_only_the_best_of_a_place_is_bold(lower: bool, winner: str) -> None:
+    """Two merges are better than the base, and were not compared with each other."""
+    sign = -1 if lower else 1
+    lines = [
+        line_of(name, "base", "sw", sign * 20.0, 0.0001, lower_is_better=lower)
+        for name in ("swap", "soup")
+    ]
+    values = {"swap": 62.0, "soup": 53.0, "base": 90.0 if lower else 25.0}
+    cells = [CellResult(name, "sw", value, task="mgsm") for name, value in values.items()]
+    marked = mark_cells(cells, correct_contrasts(lines), {})
+    assert [cell.row for cell in marked if cell.best] == [winner]
 
 
 def test_names_bring_no_escapes_of_a_terminal_into_files(tmp_path: Path) -> None:

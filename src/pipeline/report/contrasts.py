@@ -241,15 +241,17 @@ def mark_cells(
 ) -> list[CellResult]:
     """Return the cells with the results of the table's comparisons.
 
-    A cell is the best if it is significantly better than each model that it is compared with. It
-    has the sign of each baseline that it significantly exceeds.
+    A cell is the best if it has the best number of its place, and is significantly better than each
+    model that it is compared with. It has the sign of each baseline that it significantly exceeds.
     """
     wins: dict[frozenset[str], list[bool]] = {}  # the row and column of a cell -> its comparisons
     signs: dict[frozenset[str], set[str]] = {}
+    lines_at: dict[frozenset[str], Line] = {}
     for line in lines:
         if line["p_holm"] is None:
             continue
         left, right = (frozenset((line[side], line["place"])) for side in ("left", "right"))
+        lines_at |= {left: line, right: line}
         wins.setdefault(left, []).append(is_gain_shown(line))
         wins.setdefault(right, []).append(is_significant(line) and not is_gain(line))
         if is_gain_shown(line) and line["right"] in baselines:
@@ -257,9 +259,25 @@ def mark_cells(
     marked = []
     for cell in cells:
         names = frozenset((cell.row, cell.column))
-        best = names in wins and all(wins[names])
+        best = names in wins and all(wins[names]) and is_top(cell, cells, lines_at[names])
         marked.append(replace(cell, best=best, marks="".join(sorted(signs.get(names, ())))))
     return marked
+
+
+def is_top(cell: CellResult, cells: Sequence[CellResult], line: Line) -> bool:
+    """Return True if no cell of a place has a better number of the same task.
+
+    `line` is a comparison at this place.
+    """
+    numbers = []
+    for other in cells:
+        is_rival = line["place"] in (other.row, other.column) and other.task == cell.task
+        if is_rival and other.pair == cell.pair and other.value is not None:
+            numbers.append(other.value)
+    if not numbers:
+        return False
+    best = min(numbers) if line.get("lower_is_better") else max(numbers)
+    return cell.value == best
 
 
 def sampled_axes(plan: TablePlan) -> list[str]:

@@ -19,7 +19,7 @@ WIDTH = 120
 NAMED_AT_MOST = 30  # runs with their names
 COUNTS = "×2: computed from 2 values, for example the mean of the scores of 2 seeds."
 INTERVAL = "Round brackets: 95 % confidence interval over questions."
-BOLD = "Bold: significantly better than each model that it is compared with."
+BOLD = "Bold: the best of its place, significantly better than each model that it is compared with."
 PUBLISHED = "Square brackets: the published number."
 BEST_NOTE = (
     "A best configuration is chosen on one half of the questions and scored on the other, averaged"
