@@ -27,6 +27,9 @@ def prompt_lines(runs: Sequence[Run]) -> list[str]:
 
     The text between question and answer is compared, by the templates of both.
     """
+    ends = {run.hash: list(trained_ends(run)) for run in runs}
+    if not any(ends.values()):
+        return []
     lines: dict[str, None] = {}
     asked: dict[str, dict[str, str]] = {}
     for run in runs:
@@ -34,7 +37,7 @@ def prompt_lines(runs: Sequence[Run]) -> list[str]:
             continue
         trained = {}
         for training in order_runs([run]):
-            for end in trained_ends(training):
+            for end in ends.get(training.hash, ()):
                 trained[end] = training.label
         if not trained:
             continue
