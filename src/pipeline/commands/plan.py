@@ -139,7 +139,10 @@ def problems_of(
 
     The arguments are those of `evaluation_problems`.
     """
-    problems = list(filter(None, [Reported.of(planning.config).other_table(planning.config)]))
+    problems = []
+    problem = Reported.of(planning.config).other_table(planning.config)
+    if problem:
+        problems.append(problem)
     for name in missing_snapshots(runs, reasons):
         problems.append(
             f"{name} was deleted. Train it again with redo=true, or remove the runs that need it."
