@@ -17,7 +17,7 @@ from pipeline.report.compare import (
     is_primary,
     is_significant,
 )
-from pipeline.report.expression import leaf_cells, scores_of
+from pipeline.report.expression import scores_of
 from pipeline.report.frame import Comparison, NoScore
 from pipeline.report.load.contents import CellResult
 from pipeline.report.metrics import stored_metric, tasks_of
@@ -255,8 +255,7 @@ def averaged_axes(plan: TablePlan, cells: Sequence[Cell]) -> list[str]:
     """Return the sampled axes over which some of these cells are reduced, always by the mean."""
     steps: dict[str, set[str]] = {}
     for cell in cells:
-        for leaf in leaf_cells(plan, cell):
-            for how, axes in leaf.reduce:
-                for axis in axes:
-                    steps.setdefault(axis, set()).add(how)
+        for how, axes in cell.reduce:
+            for axis in axes:
+                steps.setdefault(axis, set()).add(how)
     return [axis for axis in sampled_axes(plan) if steps.get(axis) == {"mean"}]

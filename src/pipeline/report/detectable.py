@@ -78,8 +78,8 @@ def questions_under(planning: Planning, cell: Cell) -> tuple[int, int]:
     sampled = sampled_axes(planning.plan)
     asked: dict[str, int] = {}
     scores, places = set(), set()
-    for line in lines_of(planning.plan, [cell]):
-        if line.item.model is not None or is_measure(line.leaf.metric):
+    for line in lines_of([cell]):
+        if line.item.model is not None or is_measure(line.cell.metric):
             continue
         counted = task_and_questions(planning, line.score)
         if counted is None:
