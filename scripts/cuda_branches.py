@@ -102,9 +102,6 @@ STAND_INS = {
     "launch/in_process.py::error_sentence": StandIn(
         HERE + "test_a_full_gpu_is_one_sentence", "return OUT_OF_MEMORY"
     ),
-    "launch/cards.py::Cards._give_back": StandIn(
-        HERE + "test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back", "execv"
-    ),
     "runs/provenance.py::machine_facts": StandIn(
         HERE + "test_manifests_name_the_card", "get_device_name"
     ),

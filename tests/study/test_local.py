@@ -302,4 +302,4 @@ def test_as_many_workers_as_cores_have_threads_for(
         assert launchers.visible_gpus() == ids
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     with executor_for(Launcher(workers=3), []) as execute:
-        assert execute.__self__.places == [["4"], ["7"]]
+        assert execute.__self__.cards == ["4", "7"]

@@ -6,8 +6,6 @@ process, which shuts them down. A worker that dies is replaced, and its run begi
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import signal
 import subprocess
@@ -22,7 +20,6 @@ from pipeline.config.stages import trains
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import guess
 from pipeline.launch.attempts import count_attempt
-from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
 from pipeline.launch.plan_file import Task, plan_name, publish_plan, tasks_of
 from pipeline.launch.preflight import refuse_too_large
@@ -38,16 +35,19 @@ from pipeline.runs.unchanged import check_unchanged
 from pipeline.text import pluralize
 
 Failures = dict[str, str]  # run name -> reason
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Local:
     """Computes runs with `count` processes that stay between calls, and prints the progress.
 
-    With count=1 this process computes the runs.
+    With count=1 this process computes the runs. A worker sees as many GPUs as its runs use. Runs
+    that use another number of GPUs wait until no run of the current number is ready. The workers
+    then start again.
 
     Args:
         count: number of processes.
-        cards: the GPUs that the processes share.
+        cards: the GPUs of the processes.
         aloud: whether failures are printed. False if the caller prints them.
         planned: whether the plan is published for stage=status.
     """
@@ -60,10 +60,7 @@ class Local:
         planned: bool = False,
     ) -> None:
         self.count, self.aloud, self.planned = count, aloud, planned
-        if cards and count > 1:
-            self.places = places_of(cards, count)
-        else:
-            self.places = []
+        self.cards, self.gpus = cards, 1  # gpus: how many each worker sees
         self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
         self.shown_at = 0.0
 
@@ -73,6 +70,12 @@ class Local:
         return self
 
     def __exit__(self, *_: object) -> None:
+        try:
+            self.stop_workers()
+        finally:
+            self.folder.cleanup()
+
+    def stop_workers(self) -> None:
         """Send SIGTERM to the workers and wait until they end. Trainings checkpoint first."""
         try:
             for worker in self.workers.values():
@@ -83,8 +86,7 @@ class Local:
             for worker in self.workers.values():
                 worker.kill()
             raise
-        finally:
-            self.folder.cleanup()
+        self.workers.clear()
 
     def execute(self, targets: list[Run], earlier: Mapping[str, str] | None = None) -> Failures:
         """Compute the unfinished runs among targets and their parents.
@@ -169,15 +171,15 @@ class Local:
             One reason for each run that cannot be computed now.
         """
         session, announced = self.session, False
-        places_needed = len(session.left)
-        if self.places:
-            cards = len(self.places[0])
-            places_needed = sum(math.ceil(task.gpus / cards) for task in session.left)
-        for number in set(range(min(self.count, places_needed))) - self.workers.keys():
-            self.start(number)
+        self.start_workers()
         while session.left and self.workers:
             stop.raise_if_signalled()
             session.look()
+            gpus = {task.gpus for task in session.ready()}
+            if self.cards and gpus and self.gpus not in gpus:
+                self.stop_workers()
+                self.gpus = max(gpus)
+                self.start_workers()
             for number, worker in list(self.workers.items()):
                 if worker.poll() is not None:
                     self.replace(number)
@@ -207,22 +209,26 @@ class Local:
             held[task.name] = holder
         return held
 
+    def start_workers(self) -> None:
+        """Start the missing workers. Only runs of one GPU share a GPU."""
+        count = min(self.count, len(self.session.left))
+        if self.gpus > 1:
+            count = min(count, len(self.cards) // self.gpus)
+        for number in set(range(count)) - self.workers.keys():
+            self.start(number)
+
     def start(self, number: int) -> None:
         """Start a worker in its own process session."""
-        visible = {}
-        if self.places:
-            visible = {VISIBLE: ",".join(self.places[number % len(self.places)])}
-        command = [
-            sys.executable,
-            "-m",
-            "pipeline.launch.worker",
-            self.folder.name,
-            json.dumps(self.places),
-        ]
         # PYTHONSAFEPATH: no library comes from the working directory.
-        environment = {**os.environ, **visible, "PYTHONSAFEPATH": "1"}
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+        gpus = 0  # any number
+        if self.cards:
+            gpus = self.gpus
+            first = gpus * number % len(self.cards)
+            environment[VISIBLE] = ",".join(self.cards[first : first + gpus])
+        command = [sys.executable, "-m", "pipeline.launch.worker", self.folder.name, str(gpus)]
         self.workers[number] = subprocess.Popen(
-            [*command, str(number)],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=2,
             start_new_session=True,
