@@ -93,11 +93,7 @@ def test_the_trainer_is_on_the_gpu_and_shards(
         and given["bf16"] is True
         and given["per_device_train_batch_size"] == 4
     )
-    assert (
-        given["fsdp"] is True
-        and given["fsdp_config"] == {"version": 2}
-        and trainer.card_memory() == 80 * 2**30
-    )
+    assert given["fsdp"] is True and given["fsdp_config"] == {"version": 2}
     given = trainer.trainer_arguments(stage_of(**shared), False, False, tmp_path)
     assert given["use_cpu"] is False and given["fsdp"] is False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

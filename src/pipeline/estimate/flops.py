@@ -164,7 +164,6 @@ def training_seconds(
     tokens: float,
     sft: Sft,
     machine: Gpu,
-    gathered: bool = False,
 ) -> float:
     """Return the seconds of a training's steps.
 
@@ -182,7 +181,6 @@ def training_seconds(
         tokens: The mean tokens of a row.
         sft: The settings of the training.
         machine: The card or CPU.
-        gathered: Whether fsdp2 keeps the weights gathered between forward and backward pass.
     """
     rank = sft.adapter_rank
     steps = rows // sft.batch_size
@@ -199,27 +197,23 @@ def training_seconds(
         shards = gpus
     seconds = flops / (machine.rate(precision, bool(rank)) * gpus)
     if machine.link:
-        exchanged = steps * bytes_between(shape, moved, sft, gathered)
+        exchanged = steps * bytes_between(shape, moved, sft)
         seconds = max(seconds, exchanged / (machine.link * LINK_SHARE))
     return seconds + steps * moved / shards * optimizer_bytes(sft) / machine.bandwidth
 
 
-def bytes_between(shape: Shape, moved: int, sft: Sft, gathered: bool = False) -> float:
+def bytes_between(shape: Shape, moved: int, sft: Sft) -> float:
     """Return the bytes that each GPU receives in a step, with ring collectives.
 
-    Under fsdp2 it receives all weights in each forward pass, and in each backward pass unless they
-    stay gathered. It also receives the gradients, which are summed in fp32. Under ddp it receives
-    the gradients twice, in an all-reduce.
+    Under fsdp2 it receives all weights in each forward and backward pass, and the gradients, which
+    are summed in fp32. Under ddp it receives the gradients twice, in an all-reduce.
     """
     peers_share = (sft.processes - 1) / sft.processes
     if sft.parallel != "fsdp2":
         return 2 * peers_share * moved * trained_width(sft)
     width = 2 if sft.precision == "bf16" else WIDTH[sft.weights]
-    weights = shape.parameters * width
-    if not gathered:
-        weights = 2 * weights
     _, passes = micro_batches(sft)
-    return passes * peers_share * (weights + 4 * moved)
+    return passes * peers_share * (2 * shape.parameters * width + 4 * moved)
 
 
 # --- scoring ---
