@@ -127,7 +127,7 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
     )
     assert all(read_manifest(run.folder) for run in good)
     processes = [worker.pid for worker in two.workers.values()]
-    assert two.execute([child, *good], failed) == failed  # nothing is tried again, and workers stay
+    assert two.execute([child, *good]) == failed  # nothing is tried again, and workers stay
     assert [worker.pid for worker in two.workers.values()] == processes
 
 

@@ -62,6 +62,7 @@ class Local:
         self.count, self.aloud, self.planned = count, aloud, planned
         self.cards, self.gpus = cards, 1  # gpus: how many each worker sees
         self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
+        self.failed: Failures = {}  # of all calls
         self.shown_at = 0.0
 
     def __enter__(self) -> Local:
@@ -88,23 +89,23 @@ class Local:
             raise
         self.workers.clear()
 
-    def execute(self, targets: list[Run], earlier: Mapping[str, str] | None = None) -> Failures:
+    def execute(self, targets: list[Run]) -> Failures:
         """Compute the unfinished runs among targets and their parents.
 
         After a failure, runs that do not depend on the failed run are still computed. An unexpected
         exception counts as a failure, after its traceback is printed.
 
-        Failures of an earlier call (`earlier`) are not retried.
+        Failures of an earlier call are not retried.
 
         Returns:
-            The failures.
+            The failures of all calls.
 
         Raises:
             PipelineError: a run does not fit this machine or cannot be written. Nothing has been
                 computed.
             Held: another process computes a run, and all other runs are done.
         """
-        runs, failed = order_runs(targets), dict(earlier or {})
+        runs, failed = order_runs(targets), self.failed
         if not runs:
             return failed
         runs_dir, reasons = runs[0].runs_dir, reasons_unfinished(runs, targets)
@@ -146,7 +147,7 @@ class Local:
             held = self.watch_workers()
         else:
             held = work(self.session, self.compute, tell=self.tell)
-        failed |= self.session.failures(tasks)
+        failed.update(self.session.failures(tasks))
         if held:
             error = Held(held[0])
             error.failed = failed

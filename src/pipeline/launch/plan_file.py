@@ -98,12 +98,11 @@ class Task:
         """Return the run, whose parents must be finished.
 
         Raises:
-            PipelineError: a parent is unfinished, the folder of eval.include_path has changed, or
-                this version computes another hash from the same configuration.
+            PipelineError: a parent is unfinished, or this version computes another hash from the
+                same configuration.
         """
         from pipeline.config.compose import read_stage
-        from pipeline.config.harness_tasks import files_of_task, include
-        from pipeline.files import content_hash
+        from pipeline.config.harness_tasks import include
         from pipeline.runs.run import Run
         from pipeline.stages.rows import RUN_STAGES
 
@@ -115,14 +114,6 @@ class Task:
         for role, entry in self.parents.items():
             parents[role] = _parent_of(role, entry, self.runs_dir)
         run = Run(config, self.label, parents, version=row.version)
-        folder = parents.get("include_path")
-        if folder:
-            files = files_of_task(config.eval.tasks[0].task)
-            if content_hash([*files], folder.folder) != folder.hash:
-                raise PipelineError(
-                    f"{folder.folder} was changed after {run.label} was planned. Rerun the same"
-                    " command."
-                )
         if run.hash != self.hash:
             raise PipelineError(
                 f"{self.label} was planned by another version of this program. Rerun the command"
