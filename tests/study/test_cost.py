@@ -258,7 +258,7 @@ def test_scoring_by_hand() -> None:
     prefill, decode = scoring_seconds(shape, [kind], card, "float32", batch_size=4)
     operations = 10 * (2 * matrices + 4 * 2 * 10) + 6 * 3 * (2 * matrices + 4 * 2 * 13) + 6 * 2 * 16
     assert prefill == pytest.approx(operations / 100)
-    weights, token, full = (40 + 2 * 2 + 16) * 4, (2 * 2) * 4, 6 * 2 / (4 * 15 / 16)
+    weights, token, full = (40 + 2 * 2 + 16) * 4, (2 * 2) * 4, 6 * 2 / 4
 
     def a_step(
         rows: int, prefix: int = 10, columns: int = 2 * (3 + 1)
@@ -291,12 +291,9 @@ def test_three_products_in_bfloat16_take_a_third_of_its_rate() -> None:
 def test_nothing_is_faster_than_the_small_kernels_of_its_layers() -> None:
     """An H200 took ten milliseconds a step of 64 rows (results/bench/evaluate_h200.json)."""
     kind = QuestionSet(64, 960, 70, 32, room=128)
-    decode, products = (
-        scoring_seconds(LLAMA_8B, [kind], cards()["h200_141"], "bfloat16", 64, vllm)[1]
-        for vllm in (0, 1)
-    )
+    decode = scoring_seconds(LLAMA_8B, [kind], cards()["h200_141"], "bfloat16", 64)[1]
     assert decode == pytest.approx(128 * 10.6e-3, rel=0.1)
-    assert decode > 128 * 32 * cards()["h200_141"].scoring["bfloat16"][1] and decode > products
+    assert decode > 128 * 32 * cards()["h200_141"].scoring["bfloat16"][1]
 
 
 def test_a_batch_is_halved_until_it_fits() -> None:

@@ -255,7 +255,6 @@ def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
 def scoring_work(run: Evaluation, machine: Gpu) -> float:
     """Return the seconds of an evaluation's forward passes on a card or CPU."""
     config = run.config.eval
-    vllm = config.backend == "vllm"
     # auto is resolved with the dtype; an unknown dtype is assumed to be bfloat16
     products = config.products
     if machine.is_cpu or products == "auto":
@@ -266,8 +265,7 @@ def scoring_work(run: Evaluation, machine: Gpu) -> float:
         machine,
         dtype_of(run),
         config.batch_size,
-        vllm=vllm,
-        share_prefix=vllm or config.share_prefix,
+        share_prefix=config.share_prefix,
         products=products,
     )
     return prefill + decode
