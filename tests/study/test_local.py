@@ -138,7 +138,7 @@ def test_the_time_left_is_that_of_the_runs_that_have_not_ended(tmp_path: Path) -
     local = Local(2)
     tasks = [Task.of(run, took) for run, took in zip(runs, seconds, strict=True)]
     local.session = Session(tmp_path / "session", tasks)
-    local.watch(runs, len(runs))
+    local.watch(tasks, len(tasks))
     assert local.time_left() == "about 50 s"
     local.started = {runs[0].hash: time.monotonic() - 20.0}
     assert local.progress_line() == "3 runs and about 40 s left | a 20 s"

@@ -132,12 +132,10 @@ class Local:
                 if reason:
                     failed[run.name] = reason
                     self.tell_failure(run.name, reason)
-        remaining = []
-        for run in unfinished:
-            if run.name not in failed:
-                remaining.append(run)
-        self.watch(remaining, len(runs))
+        remaining = [run for run in unfinished if run.name not in failed]
+        self.runs = {run.hash: run for run in remaining}
         tasks = tasks_of(remaining, guess)
+        self.watch(tasks, len(runs))
         if self.count > 1:  # the longest first, so that no worker is left alone with it
             tasks.sort(key=lambda task: (task.level, -(task.seconds or 0.0)))
         self.session.add(tasks)
@@ -261,49 +259,46 @@ class Local:
 
     # --- what is printed ---
 
-    def watch(self, runs: Sequence[Run], total: int) -> None:
-        """Begin to print the progress of runs.
+    def watch(self, tasks: Sequence[Task], total: int) -> None:
+        """Begin to print the progress of tasks.
 
         `total` is the number of runs in the plan, including finished runs.
         """
-        self.runs = {run.hash: run for run in runs}
+        self.waiting = list(tasks)  # whose end is not printed
         self.total = total
+        self.begun = total - len(tasks)  # the number of runs that are finished or have begun
         self.started: dict[str, float] = {}  # start times of the runs that are being computed
-        self.ended: set[str] = set()
         self.shown_at = time.monotonic()
 
     def tell(self) -> None:
         """Print the runs that have begun or ended since the last call."""
-        session = self.session
-        for key in self.started.keys() - session.begun:
-            del self.started[key]
-        for key in self.runs:
-            if key in self.ended:
-                continue
-            name = session.names[key]
+        session, waiting = self.session, []
+        for task in self.waiting:
+            key = task.hash
+            if key in self.started and key not in session.begun:  # its worker was stopped
+                del self.started[key]
+                self.begun -= 1
             if key in session.begun and key not in self.started:
                 self.started[key] = time.monotonic()
-                stage = self.runs[key].config.stage
-                say(f"{self.head()} {name} ({stage}), {self.time_left()} left in all")
+                self.begun += 1
+                say(f"{self.head()} {task.name} ({task.stage}), {self.time_left()} left in all")
             if key in session.failed:
-                self.tell_failure(name, session.failed[key])
+                self.tell_failure(task.name, session.failed[key])
             elif key in session.done:
-                ended_at = time.monotonic()
-                seconds = ended_at - self.started.get(key, ended_at)
-                which = name if self.count > 1 else self.head()
-                say(f"{which} done in {seconds:.1f} s")
+                which = task.name if self.count > 1 else self.head()
+                say(f"{which} done in {time.monotonic() - self.started[key]:.1f} s")
             else:
+                waiting.append(task)
                 continue
             self.started.pop(key, None)
-            self.ended.add(key)
+        self.waiting = waiting
 
     def tell_failure(self, name: str, reason: str) -> None:
         if self.aloud and not reason.startswith(BLOCKED):
             say(f"{name} failed: {reason}")
 
     def head(self) -> str:
-        begun = self.total - len(self.runs) + len(self.ended | self.started.keys())
-        return f"[{begun}/{self.total}]"
+        return f"[{self.begun}/{self.total}]"
 
     def time_left(self) -> str:
         """Return the predicted time of the runs that have not ended, less what they have taken."""
@@ -321,13 +316,15 @@ class Local:
     def progress_line(self) -> str:
         """Return a line with the remaining runs and time, and the progress of each run."""
         parts = [f"{pluralize(len(self.session.left), 'run')} and {self.time_left()} left"]
-        for key, begun in self.started.items():
-            record = state.read_state(self.runs[key].workplace)
+        for task in self.waiting:
+            if task.hash not in self.started:
+                continue
+            record = state.read_state(task.workplace)
             step = ""
             if record.get("steps"):
                 step = f" {record['step']}/{record['steps']}"
-            seconds = time.monotonic() - begun
-            parts.append(f"{self.runs[key].label}{step} {seconds:.0f} s")
+            seconds = time.monotonic() - self.started[task.hash]
+            parts.append(f"{task.label}{step} {seconds:.0f} s")
         return " | ".join(parts)
 
 
