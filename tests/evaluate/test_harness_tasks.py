@@ -840,7 +840,7 @@ def own_with_rows(folder: Path) -> Path:
 def run_tasks(tasks: list[Task], in_job: bool, folder: Path) -> str:
     """Return a fresh worker's result of tasks, on this machine or in a Slurm array."""
     session = Session(folder / f"session-{len(list(folder.iterdir()))}", tasks)
-    words = ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "[]", "0"]
+    words = ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "0"]
     told = session.folder / "told"
     worker = forked.started(
         ("-m", "pipeline.launch.worker", *words), [Path(os.devnull), told, told]

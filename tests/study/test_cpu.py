@@ -5,6 +5,8 @@ Models are SmolLM2-135M-Instruct, and a Gemma 3 of 270M with random weights, in 
 questions), and trainings on GSM8K in rows padded to 232 tokens, without imports.
 """
 
+import random
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,9 @@ import pytest
 from pipeline.config.training import Sft
 from pipeline.estimate import cpu, flops
 from pipeline.estimate.flops import QuestionSet, scoring_seconds, training_seconds
+from pipeline.estimate.training_rows import assumed_lengths
 from pipeline.models.shape import Shape, shape_of
+from pipeline.stages.lengths import padded_length
 from pipeline.train.memory import full_model
 
 SMOL = Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True)
@@ -75,6 +79,24 @@ def test_prefill_and_decoding_by_hand() -> None:
         windows = replace(shape, window=4)
         assert seconds_of(windows, QuestionSet(3, 10, 5), 2)[0] == prefill
         assert seconds_of(windows, asked, 2)[0] == alone
+
+
+@pytest.mark.parametrize(("rows", "micro"), [(32, 4), (32, 1), (4, 4), (8, 2), (32, 32)])
+def test_a_step_is_padded_as_by_drawing_it(rows: int, micro: int) -> None:
+    """Two thousand steps of rows of lognormal lengths, each micro-batch padded to its longest.
+
+    Rows are sorted within a step.
+    """
+    numbers = random.Random(0)
+    drawn = [sorted(numbers.lognormvariate(5, 0.5) for _ in range(rows)) for _ in range(2000)]
+    computed = statistics.fmean(micro * sum(step[micro - 1 :: micro]) / rows for step in drawn)
+    sample = sorted(length for step in drawn for length in step)[::20]
+    assert padded_length(sample, rows, micro, 1e9) == pytest.approx(computed, rel=0.06)
+    mean = statistics.fmean(sample)
+    assert padded_length(assumed_lengths(mean), rows, micro, 1e9) == pytest.approx(
+        computed, rel=0.06
+    )
+    assert padded_length(sample, rows, micro, 10) == pytest.approx(10)
 
 
 def test_shapes_of_the_two() -> None:

@@ -23,7 +23,7 @@ from pipeline.estimate.flops import (
 )
 from pipeline.estimate.models import Evaluation, Training, shape_for
 from pipeline.estimate.questions import question_sets_of
-from pipeline.estimate.training_rows import expected_steps, row_tokens
+from pipeline.estimate.training_rows import expected_steps, padded_row, row_tokens
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.evaluate.selection import compared
 from pipeline.runs.run import Run
@@ -187,7 +187,8 @@ def training_work(run: Training, machine: Gpu) -> tuple[int, float]:
     rows = steps // len(parts) * sft.batch_size
     total = 0.0
     for side, part in parts.items():
-        total += training_seconds(shape, part, rows, row_tokens(run, side), sft, machine)
+        row = padded_row(run, side)
+        total += training_seconds(shape, part, rows, row, sft, machine)
     return steps, total
 
 

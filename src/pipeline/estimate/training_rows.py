@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from pipeline.config.data import Source
@@ -16,12 +18,16 @@ from pipeline.runs.run import Parent, Run, parent_runs
 from pipeline.stages.lengths import (
     READABLE,
     is_here,
+    padded_length,
     sampled_lengths,
 )
 from pipeline.stages.steps import training_steps
+from pipeline.train.memory import micro_batches
 
 ROWS = "train.jsonl"  # the training rows of a data run
 WORLD_ROW = 50  # tokens of a row of the small world
+# assumed: the standard deviation of the logarithm of a row's length; OrcaMath's is 0.5, GSM8K's 0.4
+SPREAD = 0.5
 
 
 def row_lengths(run: Training) -> tuple[float, ...]:
@@ -91,8 +97,7 @@ def expected_size(run: Training) -> tuple[int | None, int | None, float | None]:
 def row_tokens(run: Training, side: str | None = None) -> float:
     """Return the mean tokens of a training's rows, truncated to sft.seq_length.
 
-    They come from the rows on this disk, otherwise they are assumed. Packed rows are full. Padding
-    is not counted, because the rows of a step are sorted by length.
+    They come from the rows on this disk, otherwise they are assumed. Packed rows are full.
 
     Args:
         run: The training.
@@ -131,6 +136,28 @@ def assumed_tokens(run: Training, side: str | None) -> Sequence[float]:
             )
         tokens.append(known[name])
     return tokens
+
+
+def padded_row(run: Training, side: str | None = None) -> float:
+    """Return the positions that a row takes in a step, with padding.
+
+    Raises:
+        PipelineError: The rows are neither on this disk nor known.
+    """
+    sft = run.config.sft
+    mean = row_tokens(run, side)
+    if sft.packing:
+        return mean
+    lengths = row_lengths(run) or assumed_lengths(mean)
+    return padded_length(lengths, sft.batch_size, micro_batches(sft)[0], sft.seq_length)
+
+
+@lru_cache(maxsize=64)
+def assumed_lengths(mean: float) -> list[float]:
+    """Return two hundred sorted lengths of rows with a lognormal distribution."""
+    logarithm = statistics.NormalDist(-(SPREAD**2) / 2, SPREAD)
+    shares = [(number + 0.5) / 200 for number in range(200)]
+    return [mean * math.exp(logarithm.inv_cdf(share)) for share in shares]
 
 
 def behind_data(run: Run) -> list[Run]:

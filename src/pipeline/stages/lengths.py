@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
@@ -89,3 +90,22 @@ def load_tokenizer(tokenizer: Path) -> Any:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(tokenizer))
+
+
+def padded_length(lengths: Sequence[float], rows: int, micro: int, limit: float) -> float:
+    """Return the mean positions that a row takes with padding.
+
+    The rows of a step are sorted by length and cut into micro-batches. Each micro-batch is padded
+    to its longest row.
+
+    Args:
+        lengths: The sorted lengths of a sample.
+        rows: The rows of a step.
+        micro: The rows of a micro-batch.
+        limit: The length that rows are truncated to.
+    """
+    longest = []
+    for rank in range(micro, rows + 1, micro):
+        place = int(len(lengths) * (rank - 0.5) / rows)
+        longest.append(min(lengths[place], limit))
+    return statistics.fmean(longest)
