@@ -60,7 +60,7 @@ def executor_for(
         return
     count = workers_of(launcher, order_runs(list(targets)))
     with keep_models_resident() if count == 1 else nullcontext():
-        with Local(count, visible_gpus(), planned=True) as local:
+        with Local(count, visible_gpus()) as local:
             yield local.execute
 
 

@@ -48,8 +48,8 @@ class Local:
     Args:
         count: number of processes.
         cards: the GPUs of the processes.
-        aloud: whether failures are printed. False if the caller prints them.
-        planned: whether the plan is published for stage=status.
+        aloud: whether failures are printed and the plan is published for stage=status. False if
+            the caller prints them.
     """
 
     def __init__(
@@ -57,9 +57,8 @@ class Local:
         count: int = 1,
         cards: Sequence[str] = (),
         aloud: bool = True,
-        planned: bool = False,
     ) -> None:
-        self.count, self.aloud, self.planned = count, aloud, planned
+        self.count, self.aloud = count, aloud
         self.cards, self.gpus = cards, 1  # gpus: how many each worker sees
         self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
         self.failed: Failures = {}  # of all calls
@@ -139,7 +138,7 @@ class Local:
         if self.count > 1:  # the longest first, so that no worker is left alone with it
             tasks.sort(key=lambda task: (task.level, -(task.seconds or 0.0)))
         self.session.add(tasks)
-        if self.planned and tasks:
+        if self.aloud and tasks:
             publish_plan(runs_dir, plan_name(targets), self.session.tasks)
         if self.count > 1:
             held = self.watch_workers()

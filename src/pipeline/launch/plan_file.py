@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
 from pipeline.runs.folders import folder_name, folder_of
+from pipeline.runs.manifest import SNAPSHOTS
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Parent, Run
@@ -159,7 +160,7 @@ def _as_json(parent: Parent) -> dict[str, Any]:
     if isinstance(parent, Snapshot):
         entry |= {"of": parent.run.hash, "step": parent.step}
     elif isinstance(parent, Folder):
-        entry |= {"folder": str(parent.folder), "model": True}
+        entry["folder"] = str(parent.folder)
     elif isinstance(parent, External):
         entry |= {
             "folder": str(parent.folder),
@@ -173,19 +174,17 @@ def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
     from pipeline.runs.find import from_folder
     from pipeline.runs.run import External
 
-    if entry.get("model"):
-        return from_folder(Path(entry["folder"]), role, runs_dir)
-    if "folder" in entry:
+    if "files" in entry:
         files = tuple(map(Path, entry["files"]))
         return External(entry["name"], entry["hash"], Path(entry["folder"]), entry["hub"], files)
+    if "folder" in entry:
+        return from_folder(Path(entry["folder"]), role, runs_dir)
     folder = folder_of(entry.get("of", entry["hash"]), runs_dir)
     if folder is None:
         raise PipelineError(f"its {role} {entry['name']} is not finished")
     if "of" in entry:
-        step = entry["step"]
-        snapshot = folder / "snapshots" / f"step-{step}"
-        return External(f"{folder.name}@{step}", entry["hash"], snapshot)
-    return External(folder.name, entry["hash"], folder)
+        folder = folder / SNAPSHOTS / f"step-{entry['step']}"
+    return from_folder(folder, role, runs_dir)
 
 
 # --- files ---
