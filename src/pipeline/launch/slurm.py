@@ -368,22 +368,19 @@ class Submission:
         launcher = self.launcher
         logs = self.session.tasks[0].runs_dir.resolve() / LOGS
         logs.mkdir(parents=True, exist_ok=True)
-        on_cpus = (
-            not resources.gpus and launcher.cpu_partition is not None
-        )  # such a job gets the share of one GPU
-        cpus = resources.cpus or (1 if on_cpus else resources.gpus) * (launcher.cpus_per_gpu or 0)
-        partition = "partition"
-        if on_cpus:
-            partition = "cpu_partition"
-        memory, memory_per_gpu, gres = launcher.memory, None, None
+        shares = resources.gpus  # of the cores and the memory of a node with GPUs
+        partition, memory_per_gpu, gres = launcher.partition, None, None
+        memory = launcher.memory
         if resources.gpus:
             gres = f"gpu:{resources.gpus}"
             if not memory:
                 memory_per_gpu = launcher.memory_per_gpu
-        elif on_cpus and not memory:
-            memory = launcher.memory_per_gpu
+        elif launcher.cpu_partition is not None:
+            partition, shares = launcher.cpu_partition, 1
+            memory = memory or launcher.memory_per_gpu
+        cpus = resources.cpus or shares * (launcher.cpus_per_gpu or 0)
         requested: dict[str, Any] = {
-            "partition": getattr(launcher, partition),
+            "partition": partition,
             "account": launcher.account,
             "qos": launcher.qos,
             "time": launcher.time,
