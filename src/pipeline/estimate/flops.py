@@ -21,7 +21,6 @@ from pipeline.benchmarks import benchmark_of
 from pipeline.config.training import Sft
 from pipeline.evaluate.memory import MOST_ROWS, ROWS, Prompts, rows_that_fit
 from pipeline.files import read_yaml, shipped_conf
-from pipeline.models.anatomy import Site
 from pipeline.models.shape import Shape
 from pipeline.train.memory import (
     OUTSIDE,
@@ -112,8 +111,8 @@ def training_flops(
     4/3 of it (Chen et al. 2016; torch leaves out the last product of a layer, 6 % less, which is
     not counted). TRL's loss computes the head's product again in any case. Attention over s
     positions of width w takes 4 s w forward, and twice that backward (PaLM, appendix B). Input
-    embeddings are looked up and take 0. LoRA saves the weights' gradients and adds its own
-    products.
+    embeddings are looked up and take 0. LoRA saves the weights' gradients; its own products, some
+    per cent, are not counted.
 
     Args:
         shape: The model's shape.
@@ -126,25 +125,18 @@ def training_flops(
     if lora_rank or OUTSIDE not in trained:  # adapters are only in layers
         lowest = min(site.layer for site in trained if site.layer is not None)
         head_passes = 3
+    if lora_rank:
+        sizes = adapter_parameters(shape, lora_rank)
+    else:
+        sizes = {"attention": shape.attention, "mlp": shape.mlp}
+    moved = sum(sizes.get(site.kind, 0) for site in trained)
     core = 4 * length * shape.heads * shape.head_width
-    total = 2.0 * shape.embedding * head_passes
-    adapters = adapter_parameters(shape, lora_rank)
-    matrices = {"attention": shape.attention, "mlp": shape.mlp}
-    for layer in range(shape.layers):
-        kinds = [kind for kind in matrices if Site(layer, kind) in trained]
-        adapter = sum(adapters[kind] for kind in kinds)
-        moved = adapter if lora_rank else sum(matrices[kind] for kind in kinds)
-        weights = 2 * (shape.attention + shape.mlp + adapter)
-        forward = weights + core
-        total += forward
-        if layer < lowest:
-            continue
-        total += weights + 2 * core + (forward if checkpointing else 0)
-        total += 2 * moved
-        if layer == lowest and lora_rank:
-            # the norm below is frozen too, so the gradient of their input is not computed
-            total -= 2 * shape.qkv
-    return total
+    forward = 2 * (shape.attention + shape.mlp) + core
+    backward = forward + core
+    if checkpointing:
+        backward += forward
+    head = 2.0 * shape.embedding * head_passes
+    return head + shape.layers * forward + (shape.layers - lowest) * backward + 2 * moved
 
 
 def optimizer_bytes(sft: Sft) -> int:

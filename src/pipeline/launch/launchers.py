@@ -59,9 +59,8 @@ def executor_for(
         yield partial(execute, launcher, again)
         return
     count = workers_of(launcher, order_runs(list(targets)))
-    with keep_models_resident() if count == 1 else nullcontext():
-        with Local(count, visible_gpus()) as local:
-            yield local.execute
+    with keep_models_resident(), Local(count, visible_gpus()) as local:
+        yield local.execute
 
 
 def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
