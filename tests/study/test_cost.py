@@ -17,7 +17,7 @@ from pipeline.config.compose import compose
 from pipeline.config.training import Partition, Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate import flops
-from pipeline.estimate.flops import QuestionSet, cards, question_sets, scoring_seconds
+from pipeline.estimate.flops import QuestionSet, cards, question_set, scoring_seconds
 from pipeline.estimate.gpu_budget import bytes_of_training
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
@@ -302,7 +302,7 @@ def test_a_batch_is_halved_until_it_fits() -> None:
     32.1 GB of weights, 1.3 GB of keys and values of the exemplars, 565 MB a row. A card of 80 GB
     has room for 64 rows, by memory too; an H200 for 128; in bfloat16 twice as many.
     """
-    math = replace(question_sets("mgsm", 8, "te")[0], room=1024)
+    math = replace(question_set("mgsm", 8, "te"), room=1024)
     for batch_size in (256, None):
         rows = [
             flops.rows_of(LLAMA_8B, math, gpu, "float32", batch_size)
@@ -317,12 +317,12 @@ def test_a_batch_is_halved_until_it_fits() -> None:
 
 
 def test_counts_of_tokens_follow_the_language() -> None:
-    (math,) = question_sets("mgsm", 8, "te")
+    math = question_set("mgsm", 8, "te")
     assert (math.prefix, math.question, math.room) == (4800, 452, 512)
-    (mmlu,) = question_sets("global_mmlu", 5, "sw")
+    mmlu = question_set("global_mmlu", 5, "sw")
     assert (mmlu.questions, mmlu.prefixes, mmlu.prefix) == (14042, 57, 5 * mmlu.question)
-    there, back = question_sets("flores", 0, "ja")
-    assert there.answer == 28 * 88 / 64 and back.answer == 28 and there.prefix == 0
+    both = question_set("flores", 0, "ja")  # directions
+    assert both.answer == (28 * 88 / 64 + 28) / 2 and both.prefix == 0
     cache = scoring_memory(LLAMA_8B, 4, flops.prompts_of(math), 32)["cache"]
     assert cache == (4800 + 32 * 13 * 128) * 2 * 8 * 128 * 32 * 4
 

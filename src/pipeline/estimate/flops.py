@@ -244,7 +244,7 @@ class QuestionSet:
     room: int = ROOM
 
 
-def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
+def question_set(task: str, shots: int, language: str) -> QuestionSet:
     """Return the questions of a task in one language, with their lengths in tokens.
 
     MGSM and other tasks with numeric answers have measured lengths; a language without a
@@ -261,18 +261,14 @@ def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
     alike = benchmark.continuation_tokens
     tokens = alike + (benchmark.tokens - alike) * question / english_question
     if benchmark.kind == "number":
-        return [QuestionSet(count, shots * exemplar, question, answer)]
+        return QuestionSet(count, shots * exemplar, question, answer)
     if benchmark.kind == "translation":
-        english = benchmark.tokens
-        prefix = shots * (tokens + benchmark.tokens)
-        return [
-            QuestionSet(count, prefix, english + 10, tokens),
-            QuestionSet(count, prefix, tokens + 10, english),
-        ]
+        pair = tokens + benchmark.tokens
+        return QuestionSet(2 * count, shots * pair, pair / 2 + 10, pair / 2)  # both directions
     if benchmark.kind == "program":
-        return [QuestionSet(count, shots * (tokens + 160), tokens + 90, 70)]
+        return QuestionSet(count, shots * (tokens + 160), tokens + 90, 70)
     written = benchmark.tokens if benchmark.kind == "answer" else 0
-    return [QuestionSet(count, shots * tokens, tokens, written, benchmark.exemplar_sets)]
+    return QuestionSet(count, shots * tokens, tokens, written, benchmark.exemplar_sets)
 
 
 @dataclass(frozen=True)
