@@ -59,7 +59,7 @@ STAND_INS = {
     "evaluate/shared_cache.py::SharedCache.__init__": StandIn(
         DECODE + "test_shapes_rounded_up_change_no_answer", "cuda"
     ),
-    "estimate/flops.py::bytes_between": StandIn(EXCHANGED, "weights + 4 * moved"),
+    "estimate/flops.py::bytes_between": StandIn(EXCHANGED, "+ 4 * moved"),
     "estimate/flops.py::training_seconds": StandIn(EXCHANGED, "bytes_between"),
     "evaluate/steps.py::Steps.next": StandIn(
         DECODE + "test_shapes_rounded_up_change_no_answer", "clone()"
@@ -102,9 +102,6 @@ STAND_INS = {
     "launch/in_process.py::error_sentence": StandIn(
         HERE + "test_a_full_gpu_is_one_sentence", "return OUT_OF_MEMORY"
     ),
-    "launch/cards.py::Cards._give_back": StandIn(
-        HERE + "test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back", "execv"
-    ),
     "runs/provenance.py::machine_facts": StandIn(
         HERE + "test_manifests_name_the_card", "get_device_name"
     ),
@@ -112,8 +109,10 @@ STAND_INS = {
     "train/processes.py::join_processes": StandIn(
         HERE + "test_processes_meet_as_gpus", "PartialState(cpu"
     ),
-    "train/trainer.py::card_memory": StandIn(TRAINER, "total_memory"),
-    "train/trainer.py::trainer_of": StandIn(TRAINER, "reshard_after_forward"),
+    "train/trainer.py::trainer_of": StandIn(
+        "tests/train/test_simultaneous.py::test_shards_that_are_not_in_the_hash_are_refused",
+        "raise PipelineError",
+    ),
     "train/trainer.py::Trainer.training_step": StandIn(
         PROCESSES + "test_shards_have_the_dtypes_of_the_recipe", ""
     ),

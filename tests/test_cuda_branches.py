@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.evaluate import score, torch_backend
 from pipeline.evaluate.shared_cache import ATTENTION as PREFIX_READ_ONCE
 from pipeline.evaluate.shared_cache import FORCE_GROUPED, heads_as_they_are
-from pipeline.launch import cards, local
+from pipeline.launch import local
 from pipeline.launch.in_process import error_sentence
 from pipeline.runs.provenance import machine_facts
 from pipeline.train import load, processes, trainer
@@ -94,11 +93,7 @@ def test_the_trainer_is_on_the_gpu_and_shards(
         and given["bf16"] is True
         and given["per_device_train_batch_size"] == 4
     )
-    assert (
-        given["fsdp"] is True
-        and given["fsdp_config"] == {"version": 2}
-        and trainer.card_memory() == 80 * 2**30
-    )
+    assert given["fsdp"] is True and given["fsdp_config"] == {"version": 2}
     given = trainer.trainer_arguments(stage_of(**shared), False, False, tmp_path)
     assert given["use_cpu"] is False and given["fsdp"] is False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -278,17 +273,6 @@ def test_a_worker_sees_its_gpu_alone(monkeypatch: Patch) -> None:
             workers.start(0), workers.start(1)
             workers.workers.clear()
     assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == ["4", "6", "4,6", "4,6"]
-
-
-def test_a_worker_that_has_used_its_gpu_starts_anew_to_give_it_back(
-    monkeypatch: Patch, tmp_path: Path
-) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(sys, "argv", ["worker.py", "folder", "[]", "0"])
-    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
-    cards.Cards(tmp_path, [["0"]], 0)._give_back()
-    assert started == [[sys.executable, "-m", "pipeline.launch.worker", "folder", "[]", "0"]]
 
 
 def test_manifests_name_the_card(cuda: list[str]) -> None:

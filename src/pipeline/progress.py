@@ -163,14 +163,6 @@ class Bar(tqdm):  # type: ignore[type-arg]
             )  # tqdm's refresh every ten seconds reads it but does not set it
         return False
 
-    @property
-    def format_dict(self) -> Any:
-        facts = super().format_dict
-        # A part of a step is not shown.
-        if self.unit_scale:
-            return facts
-        return {**facts, "n": int(facts["n"])}
-
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over the items. Each counts as a unit when the next is requested."""
         for item in items:

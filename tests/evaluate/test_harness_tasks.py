@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -839,7 +840,7 @@ def own_with_rows(folder: Path) -> Path:
 def run_tasks(tasks: list[Task], in_job: bool, folder: Path) -> str:
     """Return a fresh worker's result of tasks, on this machine or in a Slurm array."""
     session = Session(folder / f"session-{len(list(folder.iterdir()))}", tasks)
-    words = ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "[]", "0"]
+    words = ["task", str(session.folder), "0", ""] if in_job else [str(session.folder), "0"]
     told = session.folder / "told"
     worker = forked.started(
         ("-m", "pipeline.launch.worker", *words), [Path(os.devnull), told, told]
@@ -885,6 +886,7 @@ def test_own_tasks_are_known_in_the_processes_that_compute_a_plan(
     counts = {row["task"]: row["n"] for row in rows if row["metric"] == "exact_match"}
     assert counts == {"own_counting": 3, **({"mgsm": 1} if beside else {})}
     task = Task.of(runs[0])
+    shutil.rmtree(runs[0].folder)
     (own / "counting.yaml").write_text((own / "counting.yaml").read_text() + "# changed\n")
     assert "was changed after eval-own_counting" in run_tasks([task], False, tmp_path)
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config.evaluation import Eval, EvalTask
-from pipeline.estimate.flops import question_sets
+from pipeline.estimate.flops import question_set
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.lock import Lock
@@ -221,7 +221,7 @@ def test_the_plan_of_mgsm_steps_counts_the_tokens_that_are_computed(
         for token in ids[:-1]:
             tokens += token not in node
             node = node.setdefault(token, {})
-    (plan,) = question_sets("mgsm_steps", 4, code)
+    plan = question_set("mgsm_steps", 4, code)
     assert tokens == pytest.approx(plan.prefix + plan.questions * plan.question, rel=tolerance)
 
 

@@ -261,8 +261,8 @@ def test_selection_of_layer_swapping(monkeypatch: pytest.MonkeyPatch) -> None:
         assert selection("math") == (24, near(2.5))
     monkeypatch.setattr(
         questions,
-        "question_sets",
-        lambda task, shots, language: flops.question_sets(task, shots, "sw"),
+        "question_set",
+        lambda task, shots, language: flops.question_set(task, shots, "sw"),
     )
     assert selection("language") == (96, near(27))
 

@@ -1,24 +1,19 @@
-"""The cards of a node, counted among workers.
+"""The GPUs of a node, which its workers divide.
 
 Eight made-up ones, whose runs write down when they had which.
 """
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_types import Patch
 from small_runs import a_run
 
 from pipeline.launch import plan_file
-from pipeline.launch.cards import Cards, places_of
 from pipeline.launch.local import Local
-from pipeline.merge import resident
 from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 
@@ -103,102 +98,29 @@ def test_eight_scores_at_once_each_on_its_card(node: Local, tmp_path: Path) -> N
     assert sorted(record["cards"] for record in found.values()) == [[card] for card in CARDS]
 
 
-def test_two_trainings_at_once_each_on_four_neighbours(node: Local, tmp_path: Path) -> None:
+def test_two_trainings_at_once_each_on_four_cards(node: Local, tmp_path: Path) -> None:
     found = ran(node, [named(tmp_path, f"train-{number}", at_once=2) for number in range(2)])
     assert sorted(sorted(record["cards"]) for record in found.values()) == [CARDS[:4], CARDS[4:]]
 
 
 def test_scores_and_trainings_of_one_table(node: Local, tmp_path: Path) -> None:
-    """A training waits for idle neighbours, which take nothing else meanwhile.
-
-    Then scores have all cards again.
-    """
+    """Runs of another number of GPUs wait, and each has all GPUs that it asks for."""
     first = [named(tmp_path, f"score-{number}") for number in range(6)]
     trainings = [named(tmp_path, f"train-{number}") for number in range(3)]
     last = [named(tmp_path, f"late-{number}", trainings[0]) for number in range(4)]
     found = ran(node, [*first, *trainings, named(tmp_path, "wide-0"), *last])
     assert [len(found[f"train-{number}"]["cards"]) for number in range(3)] == [4, 4, 4]
     assert len(found["wide-0"]["cards"]) == 8
+    assert all(len(found[f"late-{number}"]["cards"]) == 1 for number in range(4))
 
 
 def test_who_dies_leaves_its_card_and_its_run(
     node: Local, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [named(tmp_path, label) for label in ("dies-0", "train-0", "score-0")]
+    runs = [named(tmp_path, label) for label in ("dies-0", "train-9", "score-9")]
     ran(node, runs)
-    assert all(read_manifest(run.folder) for run in runs) and len(node.workers) == 8
+    assert all(read_manifest(run.folder) for run in runs)
     assert (
         "its worker ended with SIGKILL. Another worker begins the run again."
         in capfd.readouterr().err
     )
-
-
-def test_a_model_in_memory_is_given_back_before_neighbours_train(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """A worker keeps its GPU while a model is in its memory, until a neighbour closes its gate."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(resident, "LIVE_MODELS", live := [type("Live", (), {"served": None})()])
-    places = places_of(["0", "1"], 2)
-    mine, other = Cards(tmp_path, places, 0), Cards(tmp_path, places, 1)
-    with mine.taken(1, lambda: True) as taken:
-        assert taken and os.environ["CUDA_VISIBLE_DEVICES"] == "0"
-    assert not mine.give_way()
-    asked: list[bool] = []
-
-    def still_wanted() -> bool:
-        asked.append(mine.give_way())  # what an idle worker does meanwhile
-        return True
-
-    live.append(live[0])
-    kept = other._give_back
-    monkeypatch.setattr(other, "_give_back", lambda: None)  # of the same process as the first here
-    with other.taken(2, still_wanted) as taken:
-        assert taken and asked == [True] and not live
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,0"  # its own card first
-        with mine.taken(1, lambda: True) as refused:
-            assert not refused
-    with mine.taken(1, lambda: True) as taken:
-        assert taken
-    kept()
-
-
-HAS_USED_CUDA = """
-import sys, time, types
-from pathlib import Path
-from pipeline.launch.cards import Cards
-sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
-cards = Cards(Path(sys.argv[1]), [["0"], ["1"]], 0)
-with cards.taken(1, lambda: True):
-    print("taken", flush=True)
-while not cards.give_way():
-    time.sleep(0.05)
-"""
-
-
-def test_a_worker_whose_context_is_on_its_card_starts_anew_and_waits_for_more(
-    tmp_path: Path,
-) -> None:
-    places = places_of(["0", "1"], 2)
-    command = [sys.executable, "-c", HAS_USED_CUDA, str(tmp_path), json.dumps(places), "0"]
-    worker = START(command, stdout=subprocess.PIPE, text=True)
-    assert worker.stdout is not None and worker.stdout.readline() == "taken\n"
-    with Cards(tmp_path, places, 1).taken(2, lambda: True) as taken:
-        assert taken and worker.poll() is None
-        line = f"/proc/{worker.pid}/cmdline"
-        assert Path(line).read_text().split("\0")[1:3] == ["-m", "pipeline.launch.worker"]
-    worker.terminate()
-    assert worker.wait(60) in (75, -15)
-
-
-@pytest.mark.parametrize(
-    ("workers", "places"),
-    [
-        (8, [[card] for card in CARDS]),
-        (2, [CARDS[:4], CARDS[4:]]),
-        (3, [CARDS[:2], CARDS[2:4], CARDS[4:6], CARDS[6:]]),
-        (9, [[card] for card in CARDS]),
-    ],
-)
-def test_places(workers: int, places: list[list[str]]) -> None:
-    assert places_of(CARDS, workers) == places

@@ -17,7 +17,7 @@ from pipeline.config.compose import compose
 from pipeline.config.training import Partition, Sft
 from pipeline.errors import PipelineError
 from pipeline.estimate import flops
-from pipeline.estimate.flops import QuestionSet, cards, question_sets, scoring_seconds
+from pipeline.estimate.flops import QuestionSet, cards, question_set, scoring_seconds
 from pipeline.estimate.gpu_budget import bytes_of_training
 from pipeline.evaluate.memory import scoring_memory
 from pipeline.models.shape import LLAMA_8B, SHAPES, Shape, shape_of
@@ -138,9 +138,9 @@ def test_flops_are_those_that_torch_counts(way: str, checkpointing: bool) -> Non
         checkpointing and way != "lora"
     ):  # torch stops before the last product of a layer, whose output nobody needs
         ours -= 2 * shape.mlp / 3 * (4 if way == "math" else 6)  # the layers recomputed
-    assert ours * 80 == pytest.approx(
-        counter.get_total_flops(), rel=2e-3 if way == "lora" else 1e-12
-    )
+    # The products of adapters themselves are not counted
+    within = 0.1 if way == "lora" else 1e-12
+    assert ours * 80 == pytest.approx(counter.get_total_flops(), rel=within)
 
 
 def test_bytes_of_a_step_by_hand() -> None:
@@ -258,7 +258,7 @@ def test_scoring_by_hand() -> None:
     prefill, decode = scoring_seconds(shape, [kind], card, "float32", batch_size=4)
     operations = 10 * (2 * matrices + 4 * 2 * 10) + 6 * 3 * (2 * matrices + 4 * 2 * 13) + 6 * 2 * 16
     assert prefill == pytest.approx(operations / 100)
-    weights, token, full = (40 + 2 * 2 + 16) * 4, (2 * 2) * 4, 6 * 2 / (4 * 15 / 16)
+    weights, token, full = (40 + 2 * 2 + 16) * 4, (2 * 2) * 4, 6 * 2 / 4
 
     def a_step(
         rows: int, prefix: int = 10, columns: int = 2 * (3 + 1)
@@ -291,12 +291,9 @@ def test_three_products_in_bfloat16_take_a_third_of_its_rate() -> None:
 def test_nothing_is_faster_than_the_small_kernels_of_its_layers() -> None:
     """An H200 took ten milliseconds a step of 64 rows (results/bench/evaluate_h200.json)."""
     kind = QuestionSet(64, 960, 70, 32, room=128)
-    decode, products = (
-        scoring_seconds(LLAMA_8B, [kind], cards()["h200_141"], "bfloat16", 64, vllm)[1]
-        for vllm in (0, 1)
-    )
+    decode = scoring_seconds(LLAMA_8B, [kind], cards()["h200_141"], "bfloat16", 64)[1]
     assert decode == pytest.approx(128 * 10.6e-3, rel=0.1)
-    assert decode > 128 * 32 * cards()["h200_141"].scoring["bfloat16"][1] and decode > products
+    assert decode > 128 * 32 * cards()["h200_141"].scoring["bfloat16"][1]
 
 
 def test_a_batch_is_halved_until_it_fits() -> None:
@@ -305,7 +302,7 @@ def test_a_batch_is_halved_until_it_fits() -> None:
     32.1 GB of weights, 1.3 GB of keys and values of the exemplars, 565 MB a row. A card of 80 GB
     has room for 64 rows, by memory too; an H200 for 128; in bfloat16 twice as many.
     """
-    math = replace(question_sets("mgsm", 8, "te")[0], room=1024)
+    math = replace(question_set("mgsm", 8, "te"), room=1024)
     for batch_size in (256, None):
         rows = [
             flops.rows_of(LLAMA_8B, math, gpu, "float32", batch_size)
@@ -320,12 +317,12 @@ def test_a_batch_is_halved_until_it_fits() -> None:
 
 
 def test_counts_of_tokens_follow_the_language() -> None:
-    (math,) = question_sets("mgsm", 8, "te")
+    math = question_set("mgsm", 8, "te")
     assert (math.prefix, math.question, math.room) == (4800, 452, 512)
-    (mmlu,) = question_sets("global_mmlu", 5, "sw")
+    mmlu = question_set("global_mmlu", 5, "sw")
     assert (mmlu.questions, mmlu.prefixes, mmlu.prefix) == (14042, 57, 5 * mmlu.question)
-    there, back = question_sets("flores", 0, "ja")
-    assert there.answer == 28 * 88 / 64 and back.answer == 28 and there.prefix == 0
+    both = question_set("flores", 0, "ja")  # directions
+    assert both.answer == (28 * 88 / 64 + 28) / 2 and both.prefix == 0
     cache = scoring_memory(LLAMA_8B, 4, flops.prompts_of(math), 32)["cache"]
     assert cache == (4800 + 32 * 13 * 128) * 2 * 8 * 128 * 32 * 4
 

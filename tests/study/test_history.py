@@ -29,7 +29,7 @@ from pipeline.estimate.durations import (
 from pipeline.estimate.flops import Gpu, cards, training_seconds
 from pipeline.estimate.gpu_budget import longest_row
 from pipeline.estimate.models import shape_for
-from pipeline.estimate.questions import THINKING, count_questions, kinds_of, question_sets_of
+from pipeline.estimate.questions import THINKING, count_questions, question_sets_of, questions_of
 from pipeline.estimate.training_rows import expected_size, expected_steps, row_lengths, row_tokens
 from pipeline.models.checkpoint import read_json
 from pipeline.models.shape import SHAPES, shape_of
@@ -277,8 +277,7 @@ def test_an_own_task_that_is_sampled_is_planned_by_its_rows(base: Path, tmp_path
 
     def planned(*more: str) -> Any:
         run: Any = of(*words, *more)
-        (kind,) = kinds_of(run, run.config.eval.tasks[0], "en")
-        return kind
+        return questions_of(run, run.config.eval.tasks[0], "en")
 
     plain, thinking = planned(), planned("eval.think_end=END")
     assert (

@@ -127,7 +127,7 @@ def test_a_failure_costs_what_depends_on_it_and_nothing_else(
     )
     assert all(read_manifest(run.folder) for run in good)
     processes = [worker.pid for worker in two.workers.values()]
-    assert two.execute([child, *good], failed) == failed  # nothing is tried again, and workers stay
+    assert two.execute([child, *good]) == failed  # nothing is tried again, and workers stay
     assert [worker.pid for worker in two.workers.values()] == processes
 
 
@@ -138,7 +138,7 @@ def test_the_time_left_is_that_of_the_runs_that_have_not_ended(tmp_path: Path) -
     local = Local(2)
     tasks = [Task.of(run, took) for run, took in zip(runs, seconds, strict=True)]
     local.session = Session(tmp_path / "session", tasks)
-    local.watch(runs, len(runs))
+    local.watch(tasks, len(tasks))
     assert local.time_left() == "about 50 s"
     local.started = {runs[0].hash: time.monotonic() - 20.0}
     assert local.progress_line() == "3 runs and about 40 s left | a 20 s"
@@ -302,4 +302,4 @@ def test_as_many_workers_as_cores_have_threads_for(
         assert launchers.visible_gpus() == ids
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     with executor_for(Launcher(workers=3), []) as execute:
-        assert execute.__self__.places == [["4"], ["7"]]
+        assert execute.__self__.cards == ["4", "7"]

@@ -221,7 +221,7 @@ def test_stale_cells_are_marked(home: Path, call: Call) -> None:
     stale = {row["run"] for row in rows if row["stale"]}
     assert (
         edited.name not in {row["run"] for row in rows}
-        and f"{edited.name}: {samples.relative_to(edited)} is" in text
+        and f"{edited.name}: {samples.relative_to(edited)} differs" in text
     )
     assert 0 < len(stale) < len({row["run"] for row in rows})
 
@@ -236,8 +236,8 @@ def edited(text: str) -> str:
 @pytest.mark.parametrize(
     ("file", "change", "why"),
     [
-        ("scores.json", edited, "scores.json is not the file that the run wrote"),
-        ("scores.json", lambda text: text[:50], "scores.json is not the file that the run wrote"),
+        ("scores.json", edited, "scores.json differs"),
+        ("scores.json", lambda text: text[:50], "scores.json differs"),
         ("scores.json", None, "scores.json is gone"),
         ("manifest.json", lambda text: text[:50], "manifest.json is not readable JSON"),
         (

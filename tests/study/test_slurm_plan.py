@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,9 +182,9 @@ def asked_of_sbatch(
 ) -> dict[str, str]:
     """Return the options of a job's submission, by name."""
     script = site.tools / "x.sh"
-    slurm.submit_script(
-        launcher, site.runs, script, "#!/bin/bash\n", Resources(gpus, threads, 60), [], "x"
-    )
+    session: Any = SimpleNamespace(tasks=[SimpleNamespace(runs_dir=site.runs)])
+    submission = slurm.Submission(launcher, "x", session, {}, [])
+    submission.submit_script(script, "#!/bin/bash\n", Resources(gpus, threads, 60), [], "x")
     return dict(word.partition("=")[::2] for word in site.calls()[-1])
 
 

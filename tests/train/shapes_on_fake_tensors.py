@@ -44,12 +44,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import pipeline.stages.rows  # noqa: F401  # registers the stages
 from pipeline.config.compose import compose
 from pipeline.config.stages import TrainStage
-from pipeline.estimate.flops import cards
 from pipeline.models.shape import SHAPES, Shape, shape_of
 from pipeline.runs.provenance import machine_facts, package_versions
 from pipeline.train import trainer as trainers
 from pipeline.train.load import choose_parameters
-from pipeline.train.memory import micro_batches, stays_gathered, trained_parts, training_memory
+from pipeline.train.memory import micro_batches, trained_parts, training_memory
 
 aten = torch.ops.aten
 RECORD = Path(__file__).parents[2] / "results/bench/shapes.json"
@@ -102,14 +101,6 @@ EIGHT_LAYERS: dict[str, dict[str, Any]] = {  # other choices, of a Llama 3.1 8B 
         "batch_size": 32,
         "gradient_checkpointing": False,
     },
-    "fsdp2, gathered": {"parallel": "fsdp2", "processes": 8, "batch_size": 32},
-    "fsdp2, gathered, two passes": {"parallel": "fsdp2", "processes": 8, "batch_size": 64},
-    "fsdp2, gathered, no checkpointing": {
-        "parallel": "fsdp2",
-        "processes": 8,
-        "batch_size": 32,
-        "gradient_checkpointing": False,
-    },
     "fsdp2, no autocast": {
         "parallel": "fsdp2",
         "processes": 8,
@@ -130,7 +121,7 @@ EIGHT_LAYERS: dict[str, dict[str, Any]] = {  # other choices, of a Llama 3.1 8B 
         "optimizer": "adamw_8bit",
     },
     "lora, no checkpointing": {"gradient_checkpointing": False},
-    "fsdp2, gathered, simultaneous": {"parallel": "fsdp2", "processes": 8, "batch_size": 32},
+    "fsdp2, simultaneous": {"parallel": "fsdp2", "processes": 8, "batch_size": 32},
 }
 SIMULTANEOUS = (
     "sft=simultaneous expert=math_sw partition=own partition.bottom_layers=2 partition.top_layers=1"
@@ -443,7 +434,7 @@ def outside_modes(owner: Any, name: str) -> None:
     setattr(owner, name, prepare)
 
 
-def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
+def measure(config: TrainStage, shape: Shape) -> dict[str, Any]:
     """Run two steps of a training on fake tensors; return bytes by kind, and dtypes."""
     import datasets
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -494,7 +485,6 @@ def measure(config: TrainStage, shape: Shape, card: int) -> dict[str, Any]:
         TemporaryDirectory() as folder,
         stand_ins(memory),
         fake_processes(sft.processes),
-        patch.object(trainers, "card_memory", lambda: card),
     ):
         with fake, memory:
             model = AutoModelForCausalLM.from_config(
@@ -558,16 +548,8 @@ def row_of(name: str) -> dict[str, Any]:
     shape = replace(SHAPES[model], layers=8) if name.startswith("eight layers") else SHAPES[model]
     assert shape_of(config_of(shape, model).to_dict()) == shape
     begun = time.perf_counter()
-    card = (
-        0
-        if name.startswith("eight layers") and "gathered" not in name
-        else cards()["a100_80"].memory
-    )
-    measured = measure(config, shape, card)
-    gathered = stays_gathered(config, shape, sft.seq_length, card)
-    estimate = training_memory(
-        shape, trained_parts(config, shape).values(), sft.seq_length, sft, gathered=gathered
-    )
+    measured = measure(config, shape)
+    estimate = training_memory(shape, trained_parts(config, shape).values(), sft.seq_length, sft)
     total = sum(estimate.values()) - estimate.pop("context")
     return {
         "name": name,

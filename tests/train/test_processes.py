@@ -18,7 +18,6 @@ from refusing import refuses
 from safetensors.torch import load_file
 from test_simultaneous import pure_loss
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
-    DefaultAllGather,
     DefaultReduceScatter,
 )
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -144,20 +143,12 @@ def sharded(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
 def in_two(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     """Train all ways and dtypes in two processes, then some under FSDP2.
 
-    All use the same processes, because each takes seconds to start. GPUs hold only shards, except
-    in the last case, where gathered weights stay until the backward pass.
+    All use the same processes, because each takes seconds to start.
     """
     gc.freeze()  # what is imported is not searched for garbage before each training
     facts: dict[str, Any] = {}
-    steps = {
-        "copies": all_ways,
-        "ddp": dtypes,
-        "shards": sharded,
-        "fsdp2": dtypes,
-        "fsdp2, gathered": dtypes,
-    }
+    steps = {"copies": all_ways, "ddp": dtypes, "shards": sharded, "fsdp2": dtypes}
     for name, train in steps.items():
-        trainers.card_memory = lambda name=name: 10**12 * ("gathered" in name)
         (work / name).mkdir(exist_ok=True)
         facts[name] = train(run, work / name, tracker)
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -183,7 +174,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, forked_ranks: None) -> Any:
     assert one["world"] == 1
     told.clear()
     two = train_together(in_two, run_of(2), folder, tracker)
-    found = {name: two.pop(name) for name in ("ddp", "fsdp2", "fsdp2, gathered")}
+    found = {name: two.pop(name) for name in ("ddp", "fsdp2")}
     assert [facts["world"] for facts in two.values()] == [2, 2]
     # what a child tells reaches the tracker of its parent
     assert told == [({"ways": len(WAYS)}, 1), ({"ways": len(SHARDED)}, 1)]
@@ -200,19 +191,6 @@ def test_two_processes_equal_one(both: Any, way: str) -> None:
 def test_shards_in_two_processes_equal_one(both: Any, way: str) -> None:
     (one, one_logs), _, (two, two_logs), *_ = both
     same(way, one, one_logs, two, two_logs)
-
-
-@pytest.mark.parametrize("recipe", DTYPES)
-def test_weights_that_stay_gathered_give_the_same_bits(both: Any, recipe: str) -> None:
-    """Where the card holds them, a backward pass gathers nothing.
-
-    Dtypes, losses and weights are those of shards that are gathered twice, with validations
-    between.
-    """
-    *_, facts = both
-    gathered, shards = facts["fsdp2, gathered"][recipe], facts["fsdp2"][recipe]
-    fewer = {"gathers": gathered["gathers"]}
-    assert gathered == shards | fewer and gathered["gathers"] < shards["gathers"]
 
 
 def same(way: str, one: Path, one_logs: Any, two: Path, two_logs: Any) -> None:
@@ -240,7 +218,6 @@ def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
     trainers.Trainer = Trainer  # type: ignore[misc]  # the pure one's loss has a dtype of its own
     facts: dict[str, Any] = {}
     for name, knobs in DTYPES.items():
-        parallel = work.name.partition(",")[0]
         shared = {
             "batch_size": 8,
             "micro_batch_size": 2,
@@ -248,7 +225,7 @@ def dtypes(run: Any, work: Path, tracker: Any) -> dict[str, Any]:
             "learning_rate": 1e-3,
             "steps": 2,
         }
-        recipe = tiny.recipe(parallel=parallel, **shared, **knobs)
+        recipe = tiny.recipe(parallel=work.name, **shared, **knobs)
         start = tiny.model(dtype=getattr(torch, recipe.weights), tie_word_embeddings="tied" in name)
         joint = recipe.method == "simultaneous"
         rows, held_out = (tiny.joint(16), tiny.joint(4)) if joint else (tiny.rows(32), tiny.rows(8))
@@ -281,18 +258,12 @@ def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
         seen["reduced"].add(name(input_tensor))
         return reduce(comm, output_tensor, input_tensor, *args, **named)
 
-    def on_gather(*given: Any, **named: Any) -> Any:
-        gathers.append(1)
-        return gather(*given, **named)
-
-    gathers: list[int] = []
     [layer] = [module for path, module in made.model.named_modules() if path.endswith("layers.1")]
     layer.register_forward_hook(on_forward)
-    reduce, gather = DefaultReduceScatter.__call__, DefaultAllGather.__call__
+    reduce = DefaultReduceScatter.__call__
     hook = register_optimizer_step_pre_hook(on_step)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(DefaultReduceScatter, "__call__", on_reduce)
-        patched.setattr(DefaultAllGather, "__call__", on_gather)
         made.train()
     hook.remove()
     weights = made.accelerator.get_state_dict(made.model) if made.is_fsdp_enabled else None
@@ -310,7 +281,6 @@ def dtypes_of(made: Any, folder: Path) -> dict[str, Any]:
             {name(t) for path in folder.glob("*.safetensors") for t in load_file(path).values()}
         ),
         "digests": [sha256(path) for path in folder.glob("*.safetensors")],
-        "gathers": len(gathers),
         "views": getattr(made.model_wrapped, "gradient_as_bucket_view", None),
         "reduced each pass": made.accelerator.gradient_state.plugin_kwargs.get(
             "sync_each_batch", False

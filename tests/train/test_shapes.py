@@ -20,7 +20,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results/bench/shapes.json"
 ALWAYS = [  # the first: sides whose shards are frozen in turns
-    "eight layers: fsdp2, gathered, simultaneous",
+    "eight layers: fsdp2, simultaneous",
     "a100_80x1: layer_swapping math_1",
     "a100_80x1: unreasonable partial B, aya_expanse_8b",
     "eight layers: lora, no checkpointing",

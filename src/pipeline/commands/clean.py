@@ -26,7 +26,7 @@ from pipeline.runs.folders import finished_manifests, folder_of
 from pipeline.runs.graph import reasons_unfinished
 from pipeline.runs.lease import Holder, latest_work_folder, live_holder, take_lease
 from pipeline.runs.manifest import Manifest, read_manifest, snapshot_hash
-from pipeline.runs.run import Run, Snapshot
+from pipeline.runs.run import Run, without_step
 from pipeline.text import align_columns
 
 
@@ -134,19 +134,15 @@ def free_ranked(runs: list[Run], protected: set[str]) -> list[str]:
     Returns the names of the deleted snapshots.
     """
     reasons = reasons_unfinished(runs)
-    rankings = {}
-    for run in runs:
-        if isinstance(run.config, SelectStage):
-            rankings[run.hash] = compared(run)
     ranked: dict[str, str] = {}
-    for key, candidates in rankings.items():
-        if key not in reasons:
-            ranked |= {snapshot.hash: snapshot.name for snapshot in candidates}
     needed_hashes = set(protected)
     for run in runs:
+        candidates = compared(run) if isinstance(run.config, SelectStage) else []
         if run.hash in reasons:
-            needed_hashes.update(parent.hash for parent in run.parents.values())
-            needed_hashes.update(snapshot.hash for snapshot in rankings.get(run.hash, ()))
+            for needed in [*run.parents.values(), *candidates]:
+                needed_hashes.add(needed.hash)
+        else:
+            ranked |= {snapshot.hash: snapshot.name for snapshot in candidates}
     doomed = ranked.keys() - needed_hashes
     if not doomed:
         return []
@@ -169,29 +165,19 @@ def missing_snapshots(runs: list[Run], reasons: Container[str]) -> list[str]:
 
     `reasons` has the hashes of the unfinished runs.
     """
-    snapshots, trainings = [], []
+    names = []
     for run in runs:
         if run.hash not in reasons:
             continue
         for parent in run.parents.values():
-            if isinstance(parent, Snapshot) and is_freed(parent, reasons):
-                snapshots.append(parent.name)
-            elif isinstance(parent, Run) and parent.hash not in reasons:
-                manifest = read_manifest(parent.folder)
-                has_weights = any(parent.folder.glob("*.safetensors"))
-                if manifest and manifest.weights_root and not has_weights:
-                    trainings.append(parent.name)
-    return list(dict.fromkeys(snapshots + trainings))
-
-
-def is_freed(snapshot: Snapshot, reasons: Container[str]) -> bool:
-    """Return True if the training of a snapshot is finished and the snapshot was deleted."""
-    if snapshot.run.hash in reasons:
-        return False
-    manifest = read_manifest(snapshot.run.folder)
-    if manifest is None:
-        return False
-    return bool(manifest.snapshots.get(str(snapshot.step), {}).get("freed"))
+            training = without_step(parent)
+            if not isinstance(training, Run) or training.hash in reasons:
+                continue
+            manifest = read_manifest(parent.folder)
+            has_weights = any(parent.folder.glob("*.safetensors"))
+            if manifest and manifest.weights_root and not has_weights:
+                names.append(parent.name)
+    return list(dict.fromkeys(names))
 
 
 def free_unless_in_use(item: Removable, runs_dir: Path) -> str | None:

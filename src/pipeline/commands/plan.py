@@ -46,7 +46,6 @@ from pipeline.runs.manifest import read_manifest
 from pipeline.runs.run import Run
 from pipeline.stages.rows import build_single
 from pipeline.stages.training import about_default_rate
-from pipeline.tables.plan import TablePlan
 from pipeline.tables.planned_runs import Planning
 from pipeline.tables.table_files import expanded_text
 from pipeline.text import align_columns, pluralize, shorten
@@ -124,7 +123,7 @@ def show_table_plan(config: PlanStage) -> str:
         know=other_bases(planning) + mixed_dtypes(planning) + empty_spbleu(planning),
         details=details,
         without=without,
-        appendix=untestable_claims(planning) + published_lines(planning.plan),
+        appendix=untestable_claims(planning),
     )
     return plan_text(config, runs, reasons, parts, table.free_snapshots, waiting)
 
@@ -218,8 +217,9 @@ def plan_text(
         *marked("FIX", fix),
         *marked("KNOW", know),
         *kinds_table(runs, waiting, reasons, bill),
-        *disk_line(bill),
     ]
+    if bill and bill.disk:
+        lines.append(f"trainings write {size_text(bill.disk)}")
     details = training_details(remaining) + merge_details([*runs, *waiting])
     for detail in [*details, *score_details([*runs, *waiting])]:
         lines += wrapped(detail)
@@ -296,13 +296,6 @@ def size_text(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
-def disk_line(bill: Bill | None) -> list[str]:
-    """Describe what trainings write."""
-    if bill is None or not bill.disk:
-        return []
-    return [f"trainings write {size_text(bill.disk)}"]
-
-
 def not_planned(planning: Planning) -> list[str]:
     """Return one sentence for each cause why parts of a table cannot be planned, with a count."""
     missing = {f"{key} is missing" for key in planning.problems}
@@ -337,9 +330,3 @@ def show_runs(runs: list[Run], reasons: Mapping[str, str], max_lines: int) -> li
     if omitted > 0:
         lines.append(f"and {omitted} more; plan.lines={len(runs)} lists all")
     return lines
-
-
-def published_lines(plan: TablePlan) -> list[str]:
-    """Return a line for each published table, with the number of cells that have its numbers."""
-    counts = Counter(cell.published[0] for cell in plan.cells.values() if cell.published)
-    return [f"published: {key} for {pluralize(count, 'cell')}" for key, count in counts.items()]

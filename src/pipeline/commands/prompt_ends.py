@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,29 +31,27 @@ def prompt_lines(runs: Sequence[Run]) -> list[str]:
     ends = {run.hash: list(trained_ends(run)) for run in runs}
     if not any(ends.values()):
         return []
-    lines: dict[str, None] = {}
+    labels: dict[str, dict[str, None]] = {}  # the difference -> its trainings
     asked: dict[str, dict[str, str]] = {}
     for run in runs:
         if not isinstance(run.config, EvalStage) or run.config.eval.chat_template:
             continue
-        trained = {}
-        for training in order_runs([run]):
-            for end in ends.get(training.hash, ()):
-                trained[end] = training.label
-        if not trained:
+        trainings = [training for training in order_runs([run]) if ends.get(training.hash)]
+        if not trainings:
             continue
         questions = f"{run.config.eval.tasks} {run.config.languages} {run.config.data_root}"
         if questions not in asked:
             asked[questions] = asked_ends(run)
-        for end, label in trained.items():
-            for task, end_of_task in asked[questions].items():
-                same_words = without_blanks(end).endswith(without_blanks(end_of_task))
-                if same_words and not end.endswith(end_of_task):
-                    lines[
-                        f"{label} is trained on prompts that end with {end!r} before the answer,"
-                        f" and {task} asks prompts that end with {end_of_task!r}"
-                    ] = None
-    return list(lines)
+        for training in trainings:
+            for end, (task, asks) in product(ends[training.hash], asked[questions].items()):
+                same_words = without_blanks(end).endswith(without_blanks(asks))
+                if same_words and not end.endswith(asks):
+                    difference = (
+                        f"trained on prompts that end with {end!r} before the answer, and {task}"
+                        f" asks prompts that end with {asks!r}"
+                    )
+                    labels.setdefault(difference, {})[training.label] = None
+    return [f"{', '.join(names)}: {difference}" for difference, names in labels.items()]
 
 
 def without_blanks(text: str) -> str:

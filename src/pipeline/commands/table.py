@@ -53,7 +53,7 @@ def make_table(config: TableStage) -> Path:
     executed: set[str] = set()
     with executor_for(config.launcher, targets, again or None) as execute:
         while targets := [run for run in targets if run.hash not in executed]:
-            failed = execute_targets(execute, planning, targets, failed)
+            failed |= execute_targets(execute, planning, targets)
             executed |= {run.hash for run in targets}
             targets = planning.targets()
     page = write_results(planning, replace(reported, failed=failed))
@@ -62,9 +62,7 @@ def make_table(config: TableStage) -> Path:
     return page
 
 
-def execute_targets(
-    execute: Execute, planning: Planning, targets: list[Run], failed: dict[str, str]
-) -> dict[str, str]:
+def execute_targets(execute: Execute, planning: Planning, targets: list[Run]) -> dict[str, str]:
     """Compute runs and return the failures.
 
     With free_snapshots, one selection runs at a time, and its ranked snapshots are deleted before
@@ -74,7 +72,7 @@ def execute_targets(
         runs = order_runs(targets)
         protected = planning.named_snapshots()
         for selection in (run for run in runs if isinstance(run.config, SelectStage)):
-            failed = execute([selection], failed)
+            execute([selection])
             for name in free_ranked(runs, protected):
                 say(f"freed: {name}, which is ranked")
-    return execute(targets, failed)
+    return execute(targets)

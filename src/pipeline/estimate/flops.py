@@ -21,7 +21,6 @@ from pipeline.benchmarks import benchmark_of
 from pipeline.config.training import Sft
 from pipeline.evaluate.memory import MOST_ROWS, ROWS, Prompts, rows_that_fit
 from pipeline.files import read_yaml, shipped_conf
-from pipeline.models.anatomy import Site
 from pipeline.models.shape import Shape
 from pipeline.train.memory import (
     OUTSIDE,
@@ -112,8 +111,8 @@ def training_flops(
     4/3 of it (Chen et al. 2016; torch leaves out the last product of a layer, 6 % less, which is
     not counted). TRL's loss computes the head's product again in any case. Attention over s
     positions of width w takes 4 s w forward, and twice that backward (PaLM, appendix B). Input
-    embeddings are looked up and take 0. LoRA saves the weights' gradients and adds its own
-    products.
+    embeddings are looked up and take 0. LoRA saves the weights' gradients; its own products, some
+    per cent, are not counted.
 
     Args:
         shape: The model's shape.
@@ -126,25 +125,18 @@ def training_flops(
     if lora_rank or OUTSIDE not in trained:  # adapters are only in layers
         lowest = min(site.layer for site in trained if site.layer is not None)
         head_passes = 3
+    if lora_rank:
+        sizes = adapter_parameters(shape, lora_rank)
+    else:
+        sizes = {"attention": shape.attention, "mlp": shape.mlp}
+    moved = sum(sizes.get(site.kind, 0) for site in trained)
     core = 4 * length * shape.heads * shape.head_width
-    total = 2.0 * shape.embedding * head_passes
-    adapters = adapter_parameters(shape, lora_rank)
-    matrices = {"attention": shape.attention, "mlp": shape.mlp}
-    for layer in range(shape.layers):
-        kinds = [kind for kind in matrices if Site(layer, kind) in trained]
-        adapter = sum(adapters[kind] for kind in kinds)
-        moved = adapter if lora_rank else sum(matrices[kind] for kind in kinds)
-        weights = 2 * (shape.attention + shape.mlp + adapter)
-        forward = weights + core
-        total += forward
-        if layer < lowest:
-            continue
-        total += weights + 2 * core + (forward if checkpointing else 0)
-        total += 2 * moved
-        if layer == lowest and lora_rank:
-            # the norm below is frozen too, so the gradient of their input is not computed
-            total -= 2 * shape.qkv
-    return total
+    forward = 2 * (shape.attention + shape.mlp) + core
+    backward = forward + core
+    if checkpointing:
+        backward += forward
+    head = 2.0 * shape.embedding * head_passes
+    return head + shape.layers * forward + (shape.layers - lowest) * backward + 2 * moved
 
 
 def optimizer_bytes(sft: Sft) -> int:
@@ -164,7 +156,6 @@ def training_seconds(
     tokens: float,
     sft: Sft,
     machine: Gpu,
-    gathered: bool = False,
 ) -> float:
     """Return the seconds of a training's steps.
 
@@ -182,7 +173,6 @@ def training_seconds(
         tokens: The mean tokens of a row.
         sft: The settings of the training.
         machine: The card or CPU.
-        gathered: Whether fsdp2 keeps the weights gathered between forward and backward pass.
     """
     rank = sft.adapter_rank
     steps = rows // sft.batch_size
@@ -199,27 +189,23 @@ def training_seconds(
         shards = gpus
     seconds = flops / (machine.rate(precision, bool(rank)) * gpus)
     if machine.link:
-        exchanged = steps * bytes_between(shape, moved, sft, gathered)
+        exchanged = steps * bytes_between(shape, moved, sft)
         seconds = max(seconds, exchanged / (machine.link * LINK_SHARE))
     return seconds + steps * moved / shards * optimizer_bytes(sft) / machine.bandwidth
 
 
-def bytes_between(shape: Shape, moved: int, sft: Sft, gathered: bool = False) -> float:
+def bytes_between(shape: Shape, moved: int, sft: Sft) -> float:
     """Return the bytes that each GPU receives in a step, with ring collectives.
 
-    Under fsdp2 it receives all weights in each forward pass, and in each backward pass unless they
-    stay gathered. It also receives the gradients, which are summed in fp32. Under ddp it receives
-    the gradients twice, in an all-reduce.
+    Under fsdp2 it receives all weights in each forward and backward pass, and the gradients, which
+    are summed in fp32. Under ddp it receives the gradients twice, in an all-reduce.
     """
     peers_share = (sft.processes - 1) / sft.processes
     if sft.parallel != "fsdp2":
         return 2 * peers_share * moved * trained_width(sft)
     width = 2 if sft.precision == "bf16" else WIDTH[sft.weights]
-    weights = shape.parameters * width
-    if not gathered:
-        weights = 2 * weights
     _, passes = micro_batches(sft)
-    return passes * peers_share * (weights + 4 * moved)
+    return passes * peers_share * (2 * shape.parameters * width + 4 * moved)
 
 
 # --- scoring ---
@@ -229,8 +215,6 @@ LAUNCH = 0.6e-3  # seconds that Python takes to launch a layer's kernels (assume
 LONGEST_QUESTION = 2.5  # relative to the mean; 2.4 for MGSM's 250 questions
 # relative to a row's mean tokens: a step reads as many columns as the longest row has (assumed)
 COLUMNS = 2.0
-# the share of rows that wait: a GPU fills an eighth of its rows at once (REFILL in decode.py)
-IDLE = 1 / 16
 
 
 @lru_cache(maxsize=1)
@@ -250,7 +234,6 @@ class QuestionSet:
         answer: Tokens of an answer. 0: log-likelihoods of letters.
         prefixes: The number of sets of exemplars, such as one per subject.
         room: The most tokens of an answer.
-        logits: How many tokens of a question need logits.
     """
 
     questions: int
@@ -259,10 +242,9 @@ class QuestionSet:
     answer: float = 0.0
     prefixes: int = 1
     room: int = ROOM
-    logits: float = 1
 
 
-def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
+def question_set(task: str, shots: int, language: str) -> QuestionSet:
     """Return the questions of a task in one language, with their lengths in tokens.
 
     MGSM and other tasks with numeric answers have measured lengths; a language without a
@@ -279,20 +261,14 @@ def question_sets(task: str, shots: int, language: str) -> list[QuestionSet]:
     alike = benchmark.continuation_tokens
     tokens = alike + (benchmark.tokens - alike) * question / english_question
     if benchmark.kind == "number":
-        return [QuestionSet(count, shots * exemplar, question, answer)]
+        return QuestionSet(count, shots * exemplar, question, answer)
     if benchmark.kind == "translation":
-        english = benchmark.tokens
-        prefix = shots * (tokens + benchmark.tokens)
-        return [
-            QuestionSet(count, prefix, english + 10, tokens),
-            QuestionSet(count, prefix, tokens + 10, english),
-        ]
+        pair = tokens + benchmark.tokens
+        return QuestionSet(2 * count, shots * pair, pair / 2 + 10, pair / 2)  # both directions
     if benchmark.kind == "program":
-        return [QuestionSet(count, shots * (tokens + 160), tokens + 90, 70)]
+        return QuestionSet(count, shots * (tokens + 160), tokens + 90, 70)
     written = benchmark.tokens if benchmark.kind == "answer" else 0
-    prefixes = benchmark.exemplar_sets
-    logits = max(1, alike)
-    return [QuestionSet(count, shots * tokens, tokens, written, prefixes, logits=logits)]
+    return QuestionSet(count, shots * tokens, tokens, written, benchmark.exemplar_sets)
 
 
 @dataclass(frozen=True)
@@ -310,7 +286,6 @@ class _Scorer:
         head: FLOPs of a token's logits.
         window: The sliding window, or infinity.
         adds_up: True on a CPU, where reading and computing do not overlap.
-        keeps_prefix: Whether a step reads a shared prefix once for all rows.
     """
 
     rate: float
@@ -323,7 +298,6 @@ class _Scorer:
     head: float
     window: float
     adds_up: bool
-    keeps_prefix: bool
 
     def prefill(self, kind: QuestionSet, rows: int, shared: bool) -> float:
         prefix = kind.prefix * (kind.prefixes if shared else kind.questions)
@@ -331,27 +305,21 @@ class _Scorer:
         reached = kind.prefix + kind.question
         flops = prefix * (self.layers + self.core * kind.prefix)
         flops += questions * (self.layers + self.core * reached)
-        logits = kind.questions * kind.logits
-        if not shared and not kind.answer:
-            logits = prefix + questions
-        flops += self.head * logits
+        flops += self.head * kind.questions
         batches = math.ceil(kind.questions / kind.prefixes / rows)
         passes = kind.prefixes * (batches + bool(kind.prefix))
         return max(flops / self.rate, passes * max(self.launch, self.weights))
 
-    def decode(self, kind: QuestionSet, rows: int, shared: bool) -> tuple[float, float]:
-        """Return the seconds of the steps with all rows, and with the longest answer's row."""
-        once = kind.prefix if shared and self.keeps_prefix else 0
+    def decode(self, kind: QuestionSet, rows: int, shared: bool) -> float:
+        """Return the seconds of the steps with all rows, then with the longest answer's row."""
+        once = kind.prefix if shared else 0
         answer = min(kind.room, kind.answer)
-        in_use = float(rows)
         if self.adds_up:
             answer = kind.room
-        elif rows < kind.questions:
-            in_use = rows * (1 - IDLE)
         columns = kind.prefix - once + COLUMNS * (kind.question + answer / 2)
         cached = self.token * min(columns, self.window)
-        all_rows = answer * kind.questions / in_use * self._step(once, cached, rows)
-        return all_rows, (kind.room - answer) * self._step(once, cached, 1)
+        all_rows = answer * kind.questions / rows * self._step(once, cached, rows)
+        return all_rows + (kind.room - answer) * self._step(once, cached, 1)
 
     def _step(self, once: float, cached: float, rows: int) -> float:
         reading = self.weights + self.token * once + rows * cached
@@ -367,7 +335,6 @@ def scoring_seconds(
     machine: Gpu,
     dtype: str = "float32",
     batch_size: int | None = 32,
-    vllm: bool = False,
     share_prefix: bool = True,
     products: str = "ieee",
 ) -> tuple[float, float]:
@@ -375,8 +342,7 @@ def scoring_seconds(
 
     Prefill takes 2 FLOPs a weight of the layers and 4 s w of attention a token, at the rate of the
     products. Letters need one pass. Exemplars are computed once, with two exceptions: they are not
-    shared (then a letter also needs the logits of all tokens), or answers are generated by layers
-    with a window.
+    shared, or answers are generated by layers with a window.
 
     A decoding step reads the weights and the rows' keys and values once, and those of shared
     exemplars once for all rows. It multiplies, and runs the small kernels of its layers. On a GPU
@@ -391,18 +357,16 @@ def scoring_seconds(
         machine: The card or CPU.
         dtype: The dtype of the weights.
         batch_size: eval.batch_size.
-        vllm: Whether the backend is vLLM.
         share_prefix: eval.share_prefix.
         products: eval.products.
     """
     if products == "ieee":
         products = "float32" if dtype == "float32" else "bfloat16"
     size = WIDTH[dtype]
-    layers = 0 if vllm else shape.layers
     bandwidth = machine.bandwidth * machine.bandwidth_share
-    launch = step = LAUNCH * layers
+    launch = step = LAUNCH * shape.layers
     if not machine.is_cpu:
-        step = machine.scoring[products][1] * layers
+        step = machine.scoring[products][1] * shape.layers
     scorer = _Scorer(
         rate=machine.scoring_rate(products),
         launch=launch,
@@ -414,7 +378,6 @@ def scoring_seconds(
         head=2.0 * shape.embedding,
         window=shape.window or math.inf,
         adds_up=machine.is_cpu,
-        keeps_prefix=not vllm,
     )
     prefill = decode = 0.0
     for kind in kinds:
@@ -423,8 +386,7 @@ def scoring_seconds(
         rows = min(rows_of(shape, kind, machine, dtype, batch_size), most)
         prefill += scorer.prefill(kind, rows, shared)
         if kind.answer:
-            for seconds in scorer.decode(kind, rows, shared):
-                decode += seconds
+            decode += scorer.decode(kind, rows, shared)
     return prefill, decode
 
 

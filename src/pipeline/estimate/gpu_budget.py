@@ -32,7 +32,6 @@ from pipeline.text import pluralize
 from pipeline.train.memory import (
     WIDTH,
     moment_bytes,
-    stays_gathered,
     trained_parameters,
     trained_parts,
     trained_width,
@@ -162,7 +161,7 @@ def training_cost(run: Training, gpu: Gpu) -> Cost:
     return Cost(
         run,
         hours=seconds * gpus / 3600,
-        memory=memory_of(run, card=gpu.memory),
+        memory=memory_of(run),
         gpus=gpus,
         weights=files["weights"],
         snapshots=files["snapshots"],
@@ -186,11 +185,10 @@ def training_work(run: Training, machine: Gpu) -> tuple[int, float]:
     shape = shape_for(run)
     parts = trained_parts(run.config, shape)
     rows = steps // len(parts) * sft.batch_size
-    gathered = stays_gathered(run.config, shape, longest_row(run), machine.memory)
     total = 0.0
     for side, part in parts.items():
         row = padded_row(run, side)
-        total += training_seconds(shape, part, rows, row, sft, machine, gathered)
+        total += training_seconds(shape, part, rows, row, sft, machine)
     return steps, total
 
 
@@ -220,24 +218,20 @@ def bytes_of_training(run: Training) -> dict[str, int]:
     return {"weights": weights, "resume points": points * point, "snapshots": weights * snapshots}
 
 
-def memory_of(
-    run: Training, on_gpu: bool = True, row: float | None = None, card: float = 0.0
-) -> float:
+def memory_of(run: Training, on_gpu: bool = True, row: float | None = None) -> float:
     """Return the bytes that a process of a training needs.
 
     Args:
         run: The training.
         on_gpu: Whether it runs on a GPU.
         row: Tokens of the longest row of a micro-batch. None: `longest_row`.
-        card: Bytes of the GPU, where weights may stay gathered. 0: the least bytes are returned.
     """
     config = run.config
     shape = shape_for(run)
     if row is None:
         row = longest_row(run)
     parts = trained_parts(config, shape).values()
-    gathered = stays_gathered(config, shape, row, card)
-    return sum(training_memory(shape, parts, row, config.sft, on_gpu, gathered).values())
+    return sum(training_memory(shape, parts, row, config.sft, on_gpu).values())
 
 
 def longest_row(run: Training) -> float:
@@ -262,7 +256,6 @@ def scoring_cost(run: Evaluation, gpu: Gpu) -> Cost:
 def scoring_work(run: Evaluation, machine: Gpu) -> float:
     """Return the seconds of an evaluation's forward passes on a card or CPU."""
     config = run.config.eval
-    vllm = config.backend == "vllm"
     # auto is resolved with the dtype; an unknown dtype is assumed to be bfloat16
     products = config.products
     if machine.is_cpu or products == "auto":
@@ -273,8 +266,7 @@ def scoring_work(run: Evaluation, machine: Gpu) -> float:
         machine,
         dtype_of(run),
         config.batch_size,
-        vllm=vllm,
-        share_prefix=vllm or config.share_prefix,
+        share_prefix=config.share_prefix,
         products=products,
     )
     return prefill + decode

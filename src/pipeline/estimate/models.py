@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
 from pipeline.runs.run import External, Parent, Run, Snapshot
 
+TOKENIZER = "tokenizer.json"
 Training = Run[TrainStage]
 Evaluation = Run[EvalStage]
 
@@ -75,9 +77,17 @@ def by_hub(hub: str) -> str:
     return by_path.get(f"hub:{repository}", "")
 
 
+def nearest_folder(run: Parent, is_wanted: Callable[[Path], bool]) -> Path | None:
+    """Return the first wanted folder, from a run back to its base, or None."""
+    if is_wanted(run.folder):
+        return run.folder
+    folders = (nearest_folder(parent, is_wanted) for parent in models_of(run))
+    return next(filter(None, folders), None)
+
+
 def tokenizer_of(run: Parent) -> Path | None:
     """Return the tokenizer.json of the model that a run trains or scores, if it is on this disk."""
-    file = run.folder / "tokenizer.json"
-    if file.is_file():
-        return file
-    return next(filter(None, map(tokenizer_of, models_of(run))), None)
+    folder = nearest_folder(run, lambda folder: (folder / TOKENIZER).is_file())
+    if folder:
+        return folder / TOKENIZER
+    return None

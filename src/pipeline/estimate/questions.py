@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.harness import scored_rows
 from pipeline.config.evaluation import EvalTask
-from pipeline.estimate.flops import ROOM, QuestionSet, question_sets
+from pipeline.estimate.flops import ROOM, QuestionSet, question_set
 from pipeline.estimate.models import Evaluation
 from pipeline.runs.run import Run
 from pipeline.stages.lengths import count_lines
@@ -22,19 +22,18 @@ from pipeline.stages.lengths import count_lines
 THINKING = 0.25  # the share of eval.max_gen_toks that a model that thinks uses (assumed)
 
 
-def kinds_of(run: Evaluation, task: EvalTask, language: str) -> list[QuestionSet]:
+def questions_of(run: Evaluation, task: EvalTask, language: str) -> QuestionSet:
     """Return the questions of a task, with the counts of local files on this disk."""
     config = run.config.eval
     count = count_questions(run, task, language)
+    if benchmark_of(task.task).kind == "translation":
+        count *= 2  # both directions
     room = config.max_gen_toks_of.get(language, config.max_gen_toks) or ROOM
-    kinds = []
-    for kind in question_sets(task.task, task.num_fewshot, language):
-        if config.think_end and kind.answer:
-            kind = replace(kind, answer=room * THINKING)
-        prefixes = min(kind.prefixes, count)
-        kind = replace(kind, questions=config.answers * count, room=room, prefixes=prefixes)
-        kinds.append(kind)
-    return kinds
+    kind = question_set(task.task, task.num_fewshot, language)
+    if config.think_end and kind.answer:
+        kind = replace(kind, answer=room * THINKING)
+    prefixes = min(kind.prefixes, count)
+    return replace(kind, questions=config.answers * count, room=room, prefixes=prefixes)
 
 
 def scored_file(run: Evaluation, task: EvalTask, language: str) -> Path | None:
@@ -84,7 +83,7 @@ def question_sets_of(run: Evaluation) -> list[QuestionSet]:
     sets = []
     for task in run.config.eval.tasks:
         for code in run.config.languages:
-            for kind in kinds_of(run, task, code):
-                if kind.questions:
-                    sets.append(kind)
+            kind = questions_of(run, task, code)
+            if kind.questions:
+                sets.append(kind)
     return sets

@@ -36,9 +36,7 @@ from pipeline.stages.rows import STUDY_STAGES, build
 from pipeline.text import first_few, pluralize
 from pipeline.train.processes import is_follower
 
-Execute = Callable[
-    ..., dict[str, str]
-]  # (targets, earlier failures) -> failures; both map a run's name to the reason
+Execute = Callable[[list[Run]], dict[str, str]]  # targets -> failures: a run's name -> the reason
 
 
 @contextmanager
@@ -47,9 +45,7 @@ def executor_for(
     targets: Sequence[Run],
     again: Sequence[str] | None = None,
 ) -> Iterator[Execute]:
-    """Yield a function that computes targets.
-
-    The function takes targets and earlier failures, and returns the failures by run name.
+    """Yield a function that computes targets, and returns the failures by run name.
 
     Args:
         launcher: the configuration.
@@ -63,9 +59,8 @@ def executor_for(
         yield partial(execute, launcher, again)
         return
     count = workers_of(launcher, order_runs(list(targets)))
-    with keep_models_resident() if count == 1 else nullcontext():
-        with Local(count, visible_gpus(), planned=True) as local:
-            yield local.execute
+    with keep_models_resident(), Local(count, visible_gpus()) as local:
+        yield local.execute
 
 
 def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:

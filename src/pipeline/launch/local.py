@@ -6,8 +6,6 @@ process, which shuts them down. A worker that dies is replaced, and its run begi
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import signal
 import subprocess
@@ -22,7 +20,6 @@ from pipeline.config.stages import trains
 from pipeline.errors import Held, PipelineError
 from pipeline.estimate.durations import guess
 from pipeline.launch.attempts import count_attempt
-from pipeline.launch.cards import VISIBLE, places_of
 from pipeline.launch.in_process import make_run, reason_of, refuse_without_gpus
 from pipeline.launch.plan_file import Task, plan_name, publish_plan, tasks_of
 from pipeline.launch.preflight import refuse_too_large
@@ -38,18 +35,21 @@ from pipeline.runs.unchanged import check_unchanged
 from pipeline.text import pluralize
 
 Failures = dict[str, str]  # run name -> reason
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Local:
     """Computes runs with `count` processes that stay between calls, and prints the progress.
 
-    With count=1 this process computes the runs.
+    With count=1 this process computes the runs. A worker sees as many GPUs as its runs use. Runs
+    that use another number of GPUs wait until no run of the current number is ready. The workers
+    then start again.
 
     Args:
         count: number of processes.
-        cards: the GPUs that the processes share.
-        aloud: whether failures are printed. False if the caller prints them.
-        planned: whether the plan is published for stage=status.
+        cards: the GPUs of the processes.
+        aloud: whether failures are printed and the plan is published for stage=status. False if
+            the caller prints them.
     """
 
     def __init__(
@@ -57,14 +57,11 @@ class Local:
         count: int = 1,
         cards: Sequence[str] = (),
         aloud: bool = True,
-        planned: bool = False,
     ) -> None:
-        self.count, self.aloud, self.planned = count, aloud, planned
-        if cards and count > 1:
-            self.places = places_of(cards, count)
-        else:
-            self.places = []
+        self.count, self.aloud = count, aloud
+        self.cards, self.gpus = cards, 1  # gpus: how many each worker sees
         self.workers: dict[int, subprocess.Popen[bytes]] = {}  # by number
+        self.failed: Failures = {}  # of all calls
         self.shown_at = 0.0
 
     def __enter__(self) -> Local:
@@ -73,6 +70,12 @@ class Local:
         return self
 
     def __exit__(self, *_: object) -> None:
+        try:
+            self.stop_workers()
+        finally:
+            self.folder.cleanup()
+
+    def stop_workers(self) -> None:
         """Send SIGTERM to the workers and wait until they end. Trainings checkpoint first."""
         try:
             for worker in self.workers.values():
@@ -83,26 +86,25 @@ class Local:
             for worker in self.workers.values():
                 worker.kill()
             raise
-        finally:
-            self.folder.cleanup()
+        self.workers.clear()
 
-    def execute(self, targets: list[Run], earlier: Mapping[str, str] | None = None) -> Failures:
+    def execute(self, targets: list[Run]) -> Failures:
         """Compute the unfinished runs among targets and their parents.
 
         After a failure, runs that do not depend on the failed run are still computed. An unexpected
         exception counts as a failure, after its traceback is printed.
 
-        Failures of an earlier call (`earlier`) are not retried.
+        Failures of an earlier call are not retried.
 
         Returns:
-            The failures.
+            The failures of all calls.
 
         Raises:
             PipelineError: a run does not fit this machine or cannot be written. Nothing has been
                 computed.
             Held: another process computes a run, and all other runs are done.
         """
-        runs, failed = order_runs(targets), dict(earlier or {})
+        runs, failed = order_runs(targets), self.failed
         if not runs:
             return failed
         runs_dir, reasons = runs[0].runs_dir, reasons_unfinished(runs, targets)
@@ -129,22 +131,20 @@ class Local:
                 if reason:
                     failed[run.name] = reason
                     self.tell_failure(run.name, reason)
-        remaining = []
-        for run in unfinished:
-            if run.name not in failed:
-                remaining.append(run)
-        self.watch(remaining, len(runs))
+        remaining = [run for run in unfinished if run.name not in failed]
+        self.runs = {run.hash: run for run in remaining}
         tasks = tasks_of(remaining, guess)
+        self.watch(tasks, len(runs))
         if self.count > 1:  # the longest first, so that no worker is left alone with it
             tasks.sort(key=lambda task: (task.level, -(task.seconds or 0.0)))
         self.session.add(tasks)
-        if self.planned and tasks:
+        if self.aloud and tasks:
             publish_plan(runs_dir, plan_name(targets), self.session.tasks)
         if self.count > 1:
             held = self.watch_workers()
         else:
             held = work(self.session, self.compute, tell=self.tell)
-        failed |= self.session.failures(tasks)
+        failed.update(self.session.failures(tasks))
         if held:
             error = Held(held[0])
             error.failed = failed
@@ -169,15 +169,15 @@ class Local:
             One reason for each run that cannot be computed now.
         """
         session, announced = self.session, False
-        places_needed = len(session.left)
-        if self.places:
-            cards = len(self.places[0])
-            places_needed = sum(math.ceil(task.gpus / cards) for task in session.left)
-        for number in set(range(min(self.count, places_needed))) - self.workers.keys():
-            self.start(number)
+        self.start_workers()
         while session.left and self.workers:
             stop.raise_if_signalled()
             session.look()
+            gpus = {task.gpus for task in session.ready()}
+            if self.cards and gpus and self.gpus not in gpus:
+                self.stop_workers()
+                self.gpus = max(gpus)
+                self.start_workers()
             for number, worker in list(self.workers.items()):
                 if worker.poll() is not None:
                     self.replace(number)
@@ -207,22 +207,26 @@ class Local:
             held[task.name] = holder
         return held
 
+    def start_workers(self) -> None:
+        """Start the missing workers. Only runs of one GPU share a GPU."""
+        count = min(self.count, len(self.session.left))
+        if self.gpus > 1:
+            count = min(count, len(self.cards) // self.gpus)
+        for number in set(range(count)) - self.workers.keys():
+            self.start(number)
+
     def start(self, number: int) -> None:
         """Start a worker in its own process session."""
-        visible = {}
-        if self.places:
-            visible = {VISIBLE: ",".join(self.places[number % len(self.places)])}
-        command = [
-            sys.executable,
-            "-m",
-            "pipeline.launch.worker",
-            self.folder.name,
-            json.dumps(self.places),
-        ]
         # PYTHONSAFEPATH: no library comes from the working directory.
-        environment = {**os.environ, **visible, "PYTHONSAFEPATH": "1"}
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+        gpus = 0  # any number
+        if self.cards:
+            gpus = self.gpus
+            first = gpus * number % len(self.cards)
+            environment[VISIBLE] = ",".join(self.cards[first : first + gpus])
+        command = [sys.executable, "-m", "pipeline.launch.worker", self.folder.name, str(gpus)]
         self.workers[number] = subprocess.Popen(
-            [*command, str(number)],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=2,
             start_new_session=True,
@@ -254,49 +258,46 @@ class Local:
 
     # --- what is printed ---
 
-    def watch(self, runs: Sequence[Run], total: int) -> None:
-        """Begin to print the progress of runs.
+    def watch(self, tasks: Sequence[Task], total: int) -> None:
+        """Begin to print the progress of tasks.
 
         `total` is the number of runs in the plan, including finished runs.
         """
-        self.runs = {run.hash: run for run in runs}
+        self.waiting = list(tasks)  # whose end is not printed
         self.total = total
+        self.begun = total - len(tasks)  # the number of runs that are finished or have begun
         self.started: dict[str, float] = {}  # start times of the runs that are being computed
-        self.ended: set[str] = set()
         self.shown_at = time.monotonic()
 
     def tell(self) -> None:
         """Print the runs that have begun or ended since the last call."""
-        session = self.session
-        for key in self.started.keys() - session.begun:
-            del self.started[key]
-        for key in self.runs:
-            if key in self.ended:
-                continue
-            name = session.names[key]
+        session, waiting = self.session, []
+        for task in self.waiting:
+            key = task.hash
+            if key in self.started and key not in session.begun:  # its worker was stopped
+                del self.started[key]
+                self.begun -= 1
             if key in session.begun and key not in self.started:
                 self.started[key] = time.monotonic()
-                stage = self.runs[key].config.stage
-                say(f"{self.head()} {name} ({stage}), {self.time_left()} left in all")
+                self.begun += 1
+                say(f"{self.head()} {task.name} ({task.stage}), {self.time_left()} left in all")
             if key in session.failed:
-                self.tell_failure(name, session.failed[key])
+                self.tell_failure(task.name, session.failed[key])
             elif key in session.done:
-                ended_at = time.monotonic()
-                seconds = ended_at - self.started.get(key, ended_at)
-                which = name if self.count > 1 else self.head()
-                say(f"{which} done in {seconds:.1f} s")
+                which = task.name if self.count > 1 else self.head()
+                say(f"{which} done in {time.monotonic() - self.started[key]:.1f} s")
             else:
+                waiting.append(task)
                 continue
             self.started.pop(key, None)
-            self.ended.add(key)
+        self.waiting = waiting
 
     def tell_failure(self, name: str, reason: str) -> None:
         if self.aloud and not reason.startswith(BLOCKED):
             say(f"{name} failed: {reason}")
 
     def head(self) -> str:
-        begun = self.total - len(self.runs) + len(self.ended | self.started.keys())
-        return f"[{begun}/{self.total}]"
+        return f"[{self.begun}/{self.total}]"
 
     def time_left(self) -> str:
         """Return the predicted time of the runs that have not ended, less what they have taken."""
@@ -314,13 +315,15 @@ class Local:
     def progress_line(self) -> str:
         """Return a line with the remaining runs and time, and the progress of each run."""
         parts = [f"{pluralize(len(self.session.left), 'run')} and {self.time_left()} left"]
-        for key, begun in self.started.items():
-            record = state.read_state(self.runs[key].workplace)
+        for task in self.waiting:
+            if task.hash not in self.started:
+                continue
+            record = state.read_state(task.workplace)
             step = ""
             if record.get("steps"):
                 step = f" {record['step']}/{record['steps']}"
-            seconds = time.monotonic() - begun
-            parts.append(f"{self.runs[key].label}{step} {seconds:.0f} s")
+            seconds = time.monotonic() - self.started[task.hash]
+            parts.append(f"{task.label}{step} {seconds:.0f} s")
         return " | ".join(parts)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import PipelineError
 from pipeline.files import write_atomically
 from pipeline.runs.folders import folder_name, folder_of
+from pipeline.runs.manifest import SNAPSHOTS
 
 if TYPE_CHECKING:
     from pipeline.runs.run import Parent, Run
@@ -98,12 +99,11 @@ class Task:
         """Return the run, whose parents must be finished.
 
         Raises:
-            PipelineError: a parent is unfinished, the folder of eval.include_path has changed, or
-                this version computes another hash from the same configuration.
+            PipelineError: a parent is unfinished, or this version computes another hash from the
+                same configuration.
         """
         from pipeline.config.compose import read_stage
-        from pipeline.config.harness_tasks import files_of_task, include
-        from pipeline.files import content_hash
+        from pipeline.config.harness_tasks import include
         from pipeline.runs.run import Run
         from pipeline.stages.rows import RUN_STAGES
 
@@ -115,14 +115,6 @@ class Task:
         for role, entry in self.parents.items():
             parents[role] = _parent_of(role, entry, self.runs_dir)
         run = Run(config, self.label, parents, version=row.version)
-        folder = parents.get("include_path")
-        if folder:
-            files = files_of_task(config.eval.tasks[0].task)
-            if content_hash([*files], folder.folder) != folder.hash:
-                raise PipelineError(
-                    f"{folder.folder} was changed after {run.label} was planned. Rerun the same"
-                    " command."
-                )
         if run.hash != self.hash:
             raise PipelineError(
                 f"{self.label} was planned by another version of this program. Rerun the command"
@@ -168,7 +160,7 @@ def _as_json(parent: Parent) -> dict[str, Any]:
     if isinstance(parent, Snapshot):
         entry |= {"of": parent.run.hash, "step": parent.step}
     elif isinstance(parent, Folder):
-        entry |= {"folder": str(parent.folder), "model": True}
+        entry["folder"] = str(parent.folder)
     elif isinstance(parent, External):
         entry |= {
             "folder": str(parent.folder),
@@ -182,19 +174,17 @@ def _parent_of(role: str, entry: Mapping[str, Any], runs_dir: Path) -> Parent:
     from pipeline.runs.find import from_folder
     from pipeline.runs.run import External
 
-    if entry.get("model"):
-        return from_folder(Path(entry["folder"]), role, runs_dir)
-    if "folder" in entry:
+    if "files" in entry:
         files = tuple(map(Path, entry["files"]))
         return External(entry["name"], entry["hash"], Path(entry["folder"]), entry["hub"], files)
+    if "folder" in entry:
+        return from_folder(Path(entry["folder"]), role, runs_dir)
     folder = folder_of(entry.get("of", entry["hash"]), runs_dir)
     if folder is None:
         raise PipelineError(f"its {role} {entry['name']} is not finished")
     if "of" in entry:
-        step = entry["step"]
-        snapshot = folder / "snapshots" / f"step-{step}"
-        return External(f"{folder.name}@{step}", entry["hash"], snapshot)
-    return External(folder.name, entry["hash"], folder)
+        folder = folder / SNAPSHOTS / f"step-{entry['step']}"
+    return from_folder(folder, role, runs_dir)
 
 
 # --- files ---

@@ -8,9 +8,7 @@ Data that an unfinished data run will write are not checked.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Container, Sequence
-from dataclasses import asdict
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -21,7 +19,7 @@ from pipeline.data.mixture import refuse_unusable
 from pipeline.errors import PipelineError
 from pipeline.estimate import cpu
 from pipeline.estimate.durations import gpu_memory, memory_here, visible_gpus
-from pipeline.estimate.models import models_of
+from pipeline.estimate.models import nearest_folder
 from pipeline.estimate.training_rows import source_files
 from pipeline.evaluate.before import (
     check_base,
@@ -33,7 +31,7 @@ from pipeline.hub.models import local_folder
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.models.skeleton import check_shapes
 from pipeline.runs.make import why_not_finished
-from pipeline.runs.run import Parent, Run
+from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.hub_inputs import experts_on_hub
 from pipeline.stages.merge import has_full_weights, is_external
@@ -41,7 +39,6 @@ from pipeline.text import pluralize
 from pipeline.train.memory import refuse_without_torchao
 
 LARGE = 10_000_000  # bytes of a file above which its rows are not read before a run
-Cache = tuple[dict[str, Path | None], dict[str, str | None]]  # caches of model_here and check_once
 
 
 def training_problems(runs: Sequence[Run], remaining: Container[str]) -> list[str]:
@@ -139,7 +136,7 @@ def evaluation_problems(
         waiting: further evaluations, for example of models that are not chosen yet.
     """
     causes: dict[str, list[str]] = {}
-    cache: Cache = {}, {}
+    found: dict[str, str | None] = {}
     unfinished = []
     for run in runs:
         if run.hash in reasons and isinstance(run.config, EvalStage):
@@ -147,7 +144,7 @@ def evaluation_problems(
     for run in [*unfinished, *filter(why_not_finished, waiting)]:
         if not is_bundle(run):
             try:
-                check_evaluation(run, cache)
+                check_evaluation(run, found)
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
     problems = training_problems(runs, reasons)
@@ -159,10 +156,13 @@ def evaluation_problems(
     return problems
 
 
-def check_evaluation(run: Run[EvalStage], cache: Cache) -> None:
-    """Run the checks of stage=eval that need no loaded model."""
-    models, problems = cache
-    model = model_here(run, models)
+def check_evaluation(run: Run[EvalStage], problems: dict[str, str | None]) -> None:
+    """Run the checks of stage=eval that need no loaded model.
+
+    `problems` has the problem of each earlier check, or None.
+    """
+    # Training keeps the base's tokenizer, positions and chat template
+    model = nearest_folder(run, is_whole_model)
     if model is not None:
         key = f"{model} {run.config.eval.chat_template}"
         check_once(key, problems, partial(refuse_model, model, run.config.eval))
@@ -172,7 +172,13 @@ def check_evaluation(run: Run[EvalStage], cache: Cache) -> None:
     root = run.parents.get("data_root")
     if root is not None and not root.folder.is_dir():
         return
-    check_once(data_key(run), problems, partial(check_data, run))
+    place = root.folder if root else None
+    inputs = f"{run.config.eval} {run.config.languages} {place} {'checkpoint' in run.parents}"
+    check_once(inputs, problems, partial(check_data, run))
+
+
+def is_whole_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and not (folder / ADAPTER_CONFIG).is_file()
 
 
 def check_data(run: Run[EvalStage]) -> None:
@@ -195,37 +201,3 @@ def check_once(key: str, problems: dict[str, str | None], check: Callable[[], ob
     problem = problems[key]
     if problem:
         raise PipelineError(problem)
-
-
-def model_here(run: Parent, folders: dict[str, Path | None]) -> Path | None:
-    """Return the first local folder with a model configuration, from a run back to its base.
-
-    Training keeps the base's tokenizer, positions and chat template, so an ancestor's folder serves
-    as well.
-
-    Args:
-        run: the run to begin with.
-        folders: a cache by run hash.
-    """
-    if run.hash not in folders:
-        has_model = (run.folder / "config.json").is_file() and not (
-            run.folder / ADAPTER_CONFIG
-        ).is_file()
-        candidates = (model_here(parent, folders) for parent in models_of(run))
-        if has_model:
-            folders[run.hash] = run.folder
-        else:
-            folders[run.hash] = next(filter(None, candidates), None)
-    return folders[run.hash]
-
-
-def data_key(run: Run[EvalStage]) -> str:
-    """Return a key of all inputs of an evaluation except the model."""
-    config, root = run.config, run.parents.get("data_root")
-    inputs = [
-        asdict(config.eval),
-        config.languages,
-        str(root.folder) if root else None,
-        "checkpoint" in run.parents,
-    ]
-    return json.dumps(inputs)

@@ -67,7 +67,6 @@ def execute(
     launcher: Launcher,
     again: Sequence[str] | None,
     targets: list[Run],
-    earlier: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Submit the unfinished runs, unless jobs of the same plan are in the queue.
 
@@ -76,7 +75,6 @@ def execute(
         again: the command that a last job runs when all other jobs are done, or None for no such
             job.
         targets: the runs to compute.
-        earlier: failures of an earlier call.
 
     Returns:
         The failures, if no run is left to compute.
@@ -104,8 +102,9 @@ def execute(
     if launcher.dry_run:
         folder = runs_dir / DRY_RUN
         shutil.rmtree(folder, ignore_errors=True)
-        Submission(launcher, name, Session(folder, tasks), resources, []).submit(again)
-        show_dry_run(folder)
+        submission = Submission(launcher, name, Session(folder, tasks), resources, [])
+        submission.submit(again)
+        submission.end_dry_run()
     with hold_lease(runs_dir / FOLDER / "submitting", "submitting"):
         queue = {
             job: Path(script)
@@ -214,6 +213,7 @@ class Submission:
         resources: by kind.
         before: jobs that the first arrays wait for.
         jobs: submitted job id -> number of tasks.
+        lines: of a dry run's submit.sh.
     """
 
     launcher: Launcher
@@ -222,6 +222,7 @@ class Submission:
     resources: Mapping[str, Resources]
     before: list[str]
     jobs: dict[str, int] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
 
     def submit(self, again: Sequence[str] | None) -> str:
         """Submit the arrays and the last job, and return a summary.
@@ -330,8 +331,7 @@ class Submission:
             tasks: number of tasks.
             what: the job, for the message.
         """
-        file, runs_dir = self.session.folder / f"{name}.sh", self.session.tasks[0].runs_dir
-        launcher = self.launcher
+        file, launcher = self.session.folder / f"{name}.sh", self.launcher
         options = ["--requeue", *options]
         if self.before:
             options += ["--dependency", f"afterany:{':'.join(self.before)}"]
@@ -343,7 +343,7 @@ class Submission:
             script = script_of(launcher, command)
         try:
             with delay_signals():
-                job = submit_script(launcher, runs_dir, file, script, resources, options, log)
+                job = self.submit_script(file, script, resources, options, log)
                 self.jobs[job] = tasks
         except PipelineError as error:
             if SUBMIT_LIMIT.search(str(error)) and (self.jobs or tasks > 1):
@@ -358,106 +358,88 @@ class Submission:
         self.tell(f"job {job}: {what}{purpose}")
         return job
 
+    def submit_script(
+        self, file: Path, script: str, resources: Resources, options: Sequence[str], log: str
+    ) -> str:
+        """Write a job's script and submit it. Return the job id.
+
+        Only the owner can read a script with lines of the user, because they may hold secrets.
+        """
+        launcher = self.launcher
+        logs = self.session.tasks[0].runs_dir.resolve() / LOGS
+        logs.mkdir(parents=True, exist_ok=True)
+        shares = resources.gpus  # of the cores and the memory of a node with GPUs
+        partition, memory_per_gpu, gres = launcher.partition, None, None
+        memory = launcher.memory
+        if resources.gpus:
+            gres = f"gpu:{resources.gpus}"
+            if not memory:
+                memory_per_gpu = launcher.memory_per_gpu
+        elif launcher.cpu_partition is not None:
+            partition, shares = launcher.cpu_partition, 1
+            memory = memory or launcher.memory_per_gpu
+        cpus = resources.cpus or shares * (launcher.cpus_per_gpu or 0)
+        requested: dict[str, Any] = {
+            "partition": partition,
+            "account": launcher.account,
+            "qos": launcher.qos,
+            "time": launcher.time,
+            "mem": memory,
+            "mem-per-gpu": memory_per_gpu,
+            "gres": gres,
+            "cpus-per-task": cpus or None,
+            "signal": f"B:USR1@{resources.lead}",
+            "open-mode": "append",
+            "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log",
+            "nodes": 1,
+            "ntasks": 1,
+        }
+        arguments = []
+        for key, value in requested.items():
+            if value is not None:
+                arguments.append(f"--{key}={value}")
+        with file.open("w", encoding="utf-8") as stream:
+            if launcher.setup or launcher.wrap or launcher.options:
+                os.fchmod(stream.fileno(), 0o600)
+            stream.write(script)
+        own_options = launcher.options or []
+        arguments += [*options, *own_options]
+        if launcher.dry_run:
+            job = f"JOB{len(self.jobs) + 1}"
+            words = []
+            for word in arguments:
+                words.append(word if word.startswith("afterany:$") else shlex.quote(word))
+            command = f"sbatch --parsable {' '.join(words)} {shlex.quote(str(file.resolve()))}"
+            self.lines.append(f"{job}=$({command})")
+            return f"${job}"
+        try:
+            return sbatch(file.resolve(), *arguments)
+        except Held:
+            raise
+        except PipelineError as error:
+            file.unlink()
+            raise PipelineError(f"{error}; requested: {shlex.join(arguments)}") from error
+
     def tell(self, text: str) -> None:
-        """Print a message, or write it into a dry run's submit.sh as a comment."""
-        if not self.launcher.dry_run:
+        """Print a message, or add it to a dry run's submit.sh as a comment."""
+        if self.launcher.dry_run:
+            self.lines.append(f"# {text}")
+        else:
             print(text, file=sys.stderr)
-            return
-        with open(self.session.folder / SUBMIT, "a", encoding="utf-8") as file:
-            file.write(f"# {text}\n")
+
+    def end_dry_run(self) -> NoReturn:
+        """Write and print the lines that would submit the jobs, and end the command."""
+        file = self.session.folder / SUBMIT
+        text = "".join(f"{line}\n" for line in self.lines)
+        file.write_text(text, encoding="utf-8")
+        print(
+            f"{text}Nothing was submitted (launcher.dry_run=true). These lines are in {file}.",
+            file=sys.stderr,
+        )
+        raise SystemExit(0)
 
 
-# --- jobs ---
-
-
-def show_dry_run(folder: Path) -> NoReturn:
-    """Print the lines that would submit the jobs, and end the command."""
-    text = (folder / SUBMIT).read_text(encoding="utf-8")
-    print(
-        f"{text}Nothing was submitted (launcher.dry_run=true). These lines are in"
-        f" {folder / SUBMIT}.",
-        file=sys.stderr,
-    )
-    raise SystemExit(0)
-
-
-def write_submission(folder: Path, script: Path, arguments: Sequence[str]) -> str:
-    """Append the sbatch command of a script to the folder's submit.sh.
-
-    Returns the shell variable that holds the job's id.
-    """
-    quoted = [word if word.startswith("afterany:$") else shlex.quote(word) for word in arguments]
-    with open(folder / SUBMIT, "a+", encoding="utf-8") as file:
-        file.seek(0)
-        job = f"JOB{sum(line.startswith('JOB') for line in file) + 1}"
-        command = f"sbatch --parsable {' '.join(quoted)} {shlex.quote(str(script))}"
-        file.write(f"{job}=$({command})\n")
-    return f"${job}"
-
-
-def submit_script(
-    launcher: Launcher,
-    runs_dir: Path,
-    file: Path,
-    script: str,
-    resources: Resources,
-    options: Sequence[str],
-    log: str,
-) -> str:
-    """Write a job's script and submit it. Return the job id.
-
-    Only the owner can read a script with lines of the user, because they may hold secrets.
-    """
-    logs = runs_dir.resolve() / LOGS
-    logs.mkdir(parents=True, exist_ok=True)
-    on_cpus = (
-        not resources.gpus and launcher.cpu_partition is not None
-    )  # such a job gets the share of one GPU
-    cpus = resources.cpus or (1 if on_cpus else resources.gpus) * (launcher.cpus_per_gpu or 0)
-    partition = "partition"
-    if on_cpus:
-        partition = "cpu_partition"
-    memory, memory_per_gpu, gres = launcher.memory, None, None
-    if resources.gpus:
-        gres = f"gpu:{resources.gpus}"
-        if not memory:
-            memory_per_gpu = launcher.memory_per_gpu
-    elif on_cpus and not memory:
-        memory = launcher.memory_per_gpu
-    requested: dict[str, Any] = {
-        "partition": getattr(launcher, partition),
-        "account": launcher.account,
-        "qos": launcher.qos,
-        "time": launcher.time,
-        "mem": memory,
-        "mem-per-gpu": memory_per_gpu,
-        "gres": gres,
-        "cpus-per-task": cpus or None,
-        "signal": f"B:USR1@{resources.lead}",
-        "open-mode": "append",
-        "output": f"{str(logs).replace('%', '%%')}/slurm-{log}.log",
-        "nodes": 1,
-        "ntasks": 1,
-    }
-    arguments = []
-    for key, value in requested.items():
-        if value is not None:
-            arguments.append(f"--{key}={value}")
-    with file.open("w", encoding="utf-8") as stream:
-        if launcher.setup or launcher.wrap or launcher.options:
-            os.fchmod(stream.fileno(), 0o600)
-        stream.write(script)
-    own_options = launcher.options or []
-    arguments += [*options, *own_options]
-    if launcher.dry_run:
-        return write_submission(file.parent, file.resolve(), arguments)
-    try:
-        return sbatch(file.resolve(), *arguments)
-    except Held:
-        raise
-    except PipelineError as error:
-        file.unlink()
-        raise PipelineError(f"{error}; requested: {shlex.join(arguments)}") from error
+# --- scripts ---
 
 
 def script_of(

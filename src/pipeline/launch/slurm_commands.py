@@ -98,15 +98,11 @@ def last_log_line(log: Path | None) -> str | None:
     Returns None if the log is missing or empty, if the job was cancelled, or if the job ended with
     its summary of runs.
     """
-    lines: list[str] = []
+    text = ""
     with suppress(OSError):
-        text = ""
         if log:
             text = log.read_text(encoding="utf-8", errors="replace")
-        lines = []
-        for line in text.splitlines():
-            if line.strip():
-                lines.append(line.strip())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     cancelled = any("CANCELLED AT" in line and "REQUEUE" not in line for line in lines[-5:])
     if cancelled or not lines or re.match(r"\d+ runs?: ", lines[-1]):
         return None

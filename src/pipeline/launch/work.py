@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any
 
 from pipeline.errors import Held, PipelineError
 from pipeline.files import write_atomically
-from pipeline.launch.cards import Cards
 from pipeline.launch.plan_file import Task, read_plan, write_plan
 from pipeline.progress import say
 from pipeline.runs import state, stop
@@ -151,13 +150,12 @@ class Session:
             )
         self._write(task, "failed", reason)
 
-    def is_free(self, task: Task) -> bool:
-        """Return True if a run is neither finished nor being computed.
+    def has_ended(self, task: Task) -> bool:
+        """Return True if a run is done or has failed since the last `look`.
 
         Looks only at the files of this run, because listing a large folder is slow.
         """
-        ended = any(self._file(task, kind).is_file() for kind in ("done", "failed"))
-        return not ended and live_holder(task.workplace) is None
+        return any(self._file(task, kind).is_file() for kind in ("done", "failed"))
 
     def _file(self, task: Task, kind: str) -> Path:
         return self.folder / f"{task.hash}.{kind}"
@@ -169,7 +167,6 @@ class Session:
 def work(
     session: Session,
     compute: Compute,
-    cards: Cards | None = None,
     fits: Callable[[Task], bool] = lambda task: True,
     stay: bool = False,
     tell: Callable[[], None] = lambda: None,
@@ -180,7 +177,6 @@ def work(
         session: the tasks and their states.
         compute: computes the run of a task, or raises an error with the reason. It calls its second
             argument when it has the lease.
-        cards: the GPUs that several workers share.
         fits: returns True for tasks that this worker may compute.
         stay: whether to wait for new tasks until a signal arrives.
         tell: called in each round, to print what has changed.
@@ -198,7 +194,7 @@ def work(
         held: dict[str, Holder] = {}
         tried = stay
         ready = [task for task in session.ready(models) if fits(task)]
-        for task in () if cards and cards.give_way() else ready:
+        for task in ready:
             if task.hash in refused and not stay:
                 continue
             holder = live_holder(task.workplace)
@@ -206,13 +202,9 @@ def work(
                 held[task.name] = holder
                 continue
             tried = True
-            context: AbstractContextManager[bool] = nullcontext(True)
-            if cards:
-                context = cards.taken(task.gpus, partial(session.is_free, task))
-            with context as taken:
-                if taken and session.is_free(task) and make(session, task, compute, refused):
-                    models = task.models
-                    break
+            if not session.has_ended(task) and make(session, task, compute, refused):
+                models = task.models
+                break
         else:
             if not tried and not (held and should_wait()):
                 return [*refused.values(), *starmap(held_by, held.items())]

@@ -1,9 +1,9 @@
 """A process that computes runs one after another and keeps libraries and models in memory.
 
-`python -m pipeline.launch.worker FOLDER PLACES NUMBER` works on the session in a folder until a
-signal ends it. PLACES lists the GPUs of each worker. `... worker task FOLDER LEVEL KIND` is one
-task of a Slurm array. The output of a run goes to its log. The first run imports the libraries, so
-a task without work ends at once.
+`python -m pipeline.launch.worker FOLDER GPUS` works on the runs of a session that use so many GPUs,
+or any number with GPUS=0, until a signal ends it. `... worker task FOLDER LEVEL KIND` is one task
+of a Slurm array. The output of a run goes to its log. The first run imports the libraries, so a
+task without work ends at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ if __name__ == "__main__":
     answer_early()
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -26,7 +25,6 @@ from pathlib import Path
 
 from pipeline.errors import Held, PipelineError
 from pipeline.hub.addresses import masked_output
-from pipeline.launch.cards import Cards
 from pipeline.launch.plan_file import Task
 from pipeline.launch.slurm_commands import run_command, seconds_left
 from pipeline.launch.work import LOOK, Session, work
@@ -86,16 +84,12 @@ def end_with_the_parent() -> None:
         raise SystemExit(UNFINISHED)
 
 
-def work_here(folder: str, places: str, number: str) -> int:
+def work_here(folder: Path, gpus: int) -> int:
     """Compute runs for the parent process until it ends this worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_the_parent()
-    cards = None
-    found = json.loads(places)
-    if found:
-        cards = Cards(Path(folder), found, int(number))
     with handle_signals(), keep_models_resident():
-        work(Session(Path(folder)), compute, cards, stay=True)
+        work(Session(folder), compute, lambda task: gpus in (0, task.gpus), stay=True)
     return 0
 
 
@@ -169,10 +163,11 @@ def wait_for_parents(task: Task) -> None:
 @masked_output()
 def main(*arguments: str) -> int:
     quiet()
-    if arguments[0] != "task":
-        return work_here(*arguments)
-    _, folder, level, kind = arguments
-    return work_in_job(Path(folder), int(level), kind)
+    if arguments[0] == "task":
+        _, folder, level, kind = arguments
+        return work_in_job(Path(folder), int(level), kind)
+    folder, gpus = arguments
+    return work_here(Path(folder), int(gpus))
 
 
 if __name__ == "__main__":

@@ -163,6 +163,7 @@ def _compute_run(
     from pipeline.runs import resume
     from pipeline.runs.tracking import track_run
 
+    check_parents(run)
     earlier_seconds = resume.prepare_work_folder(run)
     begun, started = time.perf_counter(), datetime.now(UTC)
     with track_run(run, attempt) as tracker:

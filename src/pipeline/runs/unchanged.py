@@ -55,7 +55,11 @@ def check_unchanged(folder: Path, weights: bool = True) -> None:
 
 
 def describe_change(
-    folder: Path, manifest: Manifest, up_to: float = math.inf, weights: bool = True
+    folder: Path,
+    manifest: Manifest,
+    up_to: float = math.inf,
+    weights: bool = True,
+    all_files: bool = False,
 ) -> str:
     """Return which file of a finished run is missing or differs from its manifest, or "".
 
@@ -66,6 +70,7 @@ def describe_change(
         manifest: Its manifest.
         up_to: The largest size of a file that is hashed, in bytes.
         weights: True if deleted weights count.
+        all_files: True to hash files of the same mtime, too.
     """
     digests = manifest.weights.get("digests", {})
     may_be_deleted = not weights or manifest.weights.get("freed")
@@ -78,8 +83,8 @@ def describe_change(
             return f"{name} is gone"
         if stat.st_size != recorded["bytes"]:
             return f"{name} differs"
-        touched = stat.st_mtime_ns != recorded["mtime_ns"] and stat.st_size <= up_to
-        if touched and not _same_file(folder / name, recorded, digests):
+        is_read = all_files or stat.st_mtime_ns != recorded["mtime_ns"]
+        if is_read and stat.st_size <= up_to and not _same_file(folder / name, recorded, digests):
             return f"{name} differs"
     return ""
 
@@ -87,8 +92,7 @@ def describe_change(
 def damage_of(folder: Path) -> str:
     """Return what was changed in a finished run after it was written, or "".
 
-    Its manifest and every small file with a digest are read. Weights have no digest of the whole
-    file: a merge verifies the digests of their tensors.
+    Its manifest and every small file are read. A merge verifies the digests of large weights.
     """
     try:
         manifest = read_manifest(folder)
@@ -96,24 +100,10 @@ def damage_of(folder: Path) -> str:
         return f"{folder.name}: {error}"
     if manifest is None:
         return ""
-    for name, recorded in manifest.files.items():
-        if name.endswith(".safetensors"):
-            continue
-        problem = _problem_of_file(folder / name, recorded)
-        if problem:
-            return (
-                f"{folder.name}: {name} is {problem}. Restore it, or rerun the run with redo=true."
-            )
-    return ""
-
-
-def _problem_of_file(file: Path, recorded: dict[str, Any]) -> str:
-    if not file.is_file():
-        return "gone"
-    is_read = "sha256" in recorded and recorded["bytes"] <= SMALL_BYTES
-    if is_read and sha256(file) != recorded["sha256"]:
-        return "not the file that the run wrote"
-    return ""
+    problem = describe_change(folder, manifest, SMALL_BYTES, weights=False, all_files=True)
+    if problem:
+        problem = f"{folder.name}: {problem}. Restore it, or rerun the run with redo=true."
+    return problem
 
 
 def _same_file(path: Path, recorded: dict[str, Any], digests: dict[str, str]) -> bool:

@@ -88,9 +88,6 @@ class Progress(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.start(state.global_step)
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.bar.update(1 / args.gradient_accumulation_steps)
-
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.bar.update(state.global_step - self.bar.n)
         record_step(self.run.workplace, state.global_step, state.max_steps)

@@ -106,21 +106,36 @@ def check_rows(
     """
     if not examples:
         return 0, []
-    renderer = _Renderer(examples, tokenizer, sft, base)
+    is_plain = "text" in examples[0] or sft.template == "plain"
+    template: str | None = None
+    ends: tuple[str, ...] = ()
+    if is_plain:
+        check_roles(examples)
+    else:
+        template = check_template(tokenizer, sft)
+        ends = ends_of_response(tokenizer, base)
+    encode = partial(tokenizer.encode, add_special_tokens=is_plain)
+    limit = sft.seq_length
     cut, lost = 0, []
     unwritten = Counter[str]()
     for index, example in enumerate(examples):
+        row = trainer_columns(example, sft)
         try:
-            before, text = renderer.render(example)
+            refuse_marked(example, sft)
+            before, text = as_text(row, tokenizer, template)
+            if not is_plain:
+                check_row(row, before, text, tokenizer, sft, ends)
         except PipelineError as error:
             raise PipelineError(f"row {index + 1:,} of {of}: {error}") from error
         unwritten.update(unwritten_keys(example, text))
-        ids = renderer.ids_if_cut(text)
-        if ids is None:
+        # A token has at least one byte, so shorter texts need not be tokenized
+        if sft.packing or len(text.encode()) + ADDED <= limit:
+            continue
+        ids = encode(text)
+        if len(ids) <= limit:
             continue
         cut += 1
-        kept = ids[: sft.seq_length]
-        if sft.loss_on != "all" and kept == renderer.ids(before)[: sft.seq_length]:
+        if sft.loss_on != "all" and ids[:limit] == encode(before)[:limit]:
             lost.append(index)
     for key, count in unwritten.items():
         warn(
@@ -128,47 +143,6 @@ def check_rows(
             " trained on."
         )
     return cut, lost
-
-
-class _Renderer:
-    """The text of rows as TRL tokenizes it, with checks of the template."""
-
-    def __init__(
-        self, examples: Sequence[Example], tokenizer: Any, sft: Sft, base: Path | None
-    ) -> None:
-        self.tokenizer, self.sft = tokenizer, sft
-        self.is_plain = "text" in examples[0] or sft.template == "plain"
-        self.template: str | None = None
-        self.ends: tuple[str, ...] = ()
-        if self.is_plain:
-            check_roles(examples)
-        else:
-            self.template = check_template(tokenizer, sft)
-            self.ends = ends_of_response(tokenizer, base)
-
-    def render(self, example: Example) -> tuple[str, str]:
-        """Return the text before the first response, and the whole text."""
-        row = trainer_columns(example, self.sft)
-        refuse_marked(example, self.sft)
-        before, text = as_text(row, self.tokenizer, self.template)
-        if not self.is_plain:
-            check_row(row, before, text, self.tokenizer, self.sft, self.ends)
-        return before, text
-
-    def ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=self.is_plain)
-        return ids
-
-    def ids_if_cut(self, text: str) -> list[int] | None:
-        """Return the tokens of a text that sft.seq_length cuts, or None."""
-        limit = self.sft.seq_length
-        # A token has at least one byte, so shorter texts need not be tokenized
-        if self.sft.packing or len(text.encode()) + ADDED <= limit:
-            return None
-        ids = self.ids(text)
-        if len(ids) <= limit:
-            return None
-        return ids
 
 
 def refuse_marked(example: Example, sft: Sft) -> None:

@@ -30,7 +30,6 @@ WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 # Default limit of a micro-batch's rows: on a large model more rows only take more memory
 LARGEST = 4
 WIDER = 1.6  # ratio of activations with products in fp32 to activations with products in bf16
-SPARE = 0.9  # shards stay gathered up to this share of a card: the estimate is within a tenth
 CONTEXT = 1e9  # bytes of CUDA's context on a GPU
 LIBRARIES = 0.7e9  # bytes of Python, torch and transformers on a CPU
 
@@ -166,19 +165,6 @@ def trained_parts(config: TrainStage, shape: Shape) -> dict[str, Trained]:
     return {side: one_side(shape, partition, side) for side in SIDES}
 
 
-def stays_gathered(config: TrainStage, shape: Shape, length: float, card: float) -> bool:
-    """Return True if weights stay gathered from the forward pass to the backward pass.
-
-    They do if every card has the memory. The backward pass then gathers no weights, and the results
-    are bit-identical.
-
-    `length` is the number of tokens of the longest row, and `card` the bytes of the smallest card.
-    """
-    parts = trained_parts(config, shape).values()
-    needed = training_memory(shape, parts, length, config.sft, gathered=True)
-    return is_sharded(config.sft) and sum(needed.values()) <= SPARE * card
-
-
 class Moment(NamedTuple):
     """The bytes of a process that differ between the moments of a training step."""
 
@@ -193,12 +179,10 @@ class Copies(NamedTuple):
     Attributes:
         at_loss: the copies while the loss is computed.
         in_layers: the copies in the backward pass of a layer.
-        kept: the copies of layers that stay gathered between forward and backward pass.
     """
 
     at_loss: float
     in_layers: float
-    kept: float
 
 
 class Activations(NamedTuple):
@@ -215,7 +199,6 @@ def training_memory(
     length: float,
     sft: Sft,
     on_gpu: bool = True,
-    gathered: bool = False,
 ) -> dict[str, float]:
     """Return the bytes of a process by purpose, at the worst moment of a step.
 
@@ -231,7 +214,6 @@ def training_memory(
         length: tokens of a row of the longest micro-batch; 0 for the memory that any row needs.
         sft: the recipe.
         on_gpu: False on a CPU.
-        gathered: whether all layers stay gathered after the forward pass (`stays_gathered`).
     """
     micro, passes = micro_batches(sft)
     sharded = is_sharded(sft)
@@ -241,11 +223,11 @@ def training_memory(
     gradients = max(counts) * trained_width(sft) / shards
     early_gradients = gradients if passes > 1 else 0.0
     narrow = narrow_weights(shape, parts, sft)
-    copies = weight_copies(shape, parts, sft, trained, narrow, gathered)
+    copies = weight_copies(shape, parts, sft, trained, narrow)
     activations = activation_bytes(shape, sft, micro * length, on_gpu)
     moments = [
-        Moment(early_gradients, copies.at_loss + copies.kept, activations.at_loss),
-        Moment(early_gradients, copies.in_layers + copies.kept, activations.at_highest_layer),
+        Moment(early_gradients, copies.at_loss, activations.at_loss),
+        Moment(early_gradients, copies.in_layers, activations.at_highest_layer),
         Moment(gradients, copies.in_layers, activations.at_end),
     ]
     worst = max(moments, key=sum)
@@ -299,7 +281,6 @@ def weight_copies(
     sft: Sft,
     trained: int,
     narrow: int,
-    gathered: bool,
 ) -> Copies:
     """Return the bytes of copies of weights, with the head's gradient.
 
@@ -308,8 +289,8 @@ def weight_copies(
     Autocast copies fp32 weights that are not narrow to bf16: trained weights until the forward pass
     ends, and a layer's other weights while the layer is computed. The gradient of tied embeddings
     waits for the whole backward pass, and is then added to the gradient of the input. fsdp2 gathers
-    in the dtype of the products: a layer, the next layer and the head, or all layers. It reduces
-    gradients in fp32.
+    in the dtype of the products: a layer, the next layer and the head. It reduces gradients in
+    fp32.
     """
     lora = sft.adapter == "lora"
     width, cast = WIDTH[sft.weights], computed_width(sft)
@@ -331,10 +312,7 @@ def weight_copies(
         if not sft.gradient_checkpointing:
             at_loss = max(at_loss, casts)
         in_layers = max(in_layers, min(layer, casts))
-    kept = 0.0
-    if gathered:
-        kept = cast * (shape.parameters - shape.embedding) - layer
-    return Copies(at_loss, in_layers, kept)
+    return Copies(at_loss, in_layers)
 
 
 def activation_bytes(shape: Shape, sft: Sft, tokens: float, on_gpu: bool) -> Activations:

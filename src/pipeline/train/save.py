@@ -7,15 +7,8 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import PipelineError
 from pipeline.merge.write import make_readable
-from pipeline.models.checkpoint import (
-    TensorInfo,
-    digest_tensors,
-    read_header,
-    torch_dtype,
-    weights_root,
-)
+from pipeline.models.checkpoint import digest_tensors, weights_root
 from pipeline.models.skeleton import build_skeleton
 
 Tensors = dict[str, torch.Tensor]
@@ -52,7 +45,8 @@ def save_model(
         model.config.save_pretrained(folder)
         model.config.dtype = trained
     tokenizer.save_pretrained(folder)
-    check_headers(folder, weights)
+    if not is_adapter:
+        build_skeleton(folder, "model")  # some types are stored in other parts than in memory
     make_readable(folder)
     digests = digest_tensors(folder)
     facts: dict[str, Any] = {"root": weights_root(digests), "digests": digests}
@@ -80,30 +74,3 @@ def weights_to_save(model: Any, all_weights: Tensors) -> Tensors:
             tensor = tensor.detach().cpu().float()
         weights[name] = tensor
     return weights
-
-
-def check_headers(folder: Path, saved: Tensors) -> None:
-    """Raise PipelineError if the files' headers differ from the saved tensors.
-
-    The names of whole models are compared with the architecture, because some types are stored in
-    other parts than in memory.
-    """
-    headers: dict[str, TensorInfo] = {}
-    for file in folder.glob("*.safetensors"):
-        headers |= read_header(file)
-    if (folder / "config.json").is_file():
-        build_skeleton(folder, "model")
-    else:
-        names = {name.replace(".default.", ".") for name in saved}
-        different = headers.keys() ^ names
-        if different:
-            raise PipelineError(
-                f"{folder} and the adapter in training differ in {min(different)}. Report this."
-            )
-    stored = {torch_dtype(info.dtype) for info in headers.values()}
-    in_memory = {tensor.dtype for tensor in saved.values()}
-    if stored != in_memory:
-        raise PipelineError(
-            f"{folder} has the dtypes {stored}, but the model in training has {in_memory}. Report"
-            " this."
-        )

@@ -6,7 +6,7 @@ Loss and labels are TRL's.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +21,6 @@ from trl import SFTConfig, SFTTrainer
 from pipeline.config.stages import TrainStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
-from pipeline.models.shape import shape_of
 from pipeline.progress import warn
 from pipeline.train import examples, memory, steps
 from pipeline.train.load import Parts
@@ -66,9 +65,6 @@ def trainer_of(
             "accelerate's configuration enables FSDP or DeepSpeed. Remove it there, and set"
             " sft.parallel=fsdp2."
         )
-    if memory.is_sharded(sft):
-        plugin = trainer.accelerator.state.fsdp_plugin
-        plugin.reshard_after_forward = not stays_gathered(trainer, config)
     trainer.remove_callback(PrinterCallback)
     counts = {part: len(lengths) for part, lengths in trainer.lengths.items()}
     turns, unused = steps.steps_of(sft, counts)
@@ -82,26 +78,6 @@ def trainer_of(
         "steps_a_side": turns,
         "rows_left_out": unused,
     }
-
-
-def stays_gathered(trainer: Any, config: TrainStage) -> bool:
-    """Return True if all GPUs have the memory to keep gathered weights until the backward pass.
-
-    The plan's estimate for the longest row decides. The result is False for a model of unknown
-    shape.
-    """
-    longest = max(chain.from_iterable(trainer.lengths.values()))
-    own = torch.tensor([card_memory()], device=trainer.args.device)
-    smallest = trainer.accelerator.gather(own).min().item()
-    with suppress(PipelineError):
-        shape = shape_of(trainer.model.config.to_dict())
-        return memory.stays_gathered(config, shape, longest, smallest)
-    return False
-
-
-def card_memory() -> int:
-    """Return the bytes of this process' GPU."""
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
 class Trainer(SFTTrainer):
