@@ -26,7 +26,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from pipeline.api import evaluate
 from pipeline.config.compose import compose, stage_of
-from pipeline.config.harness_tasks import file_of, forget_files, harness_index, include, members
+from pipeline.config.harness_tasks import (
+    file_of,
+    forget_files,
+    harness_index,
+    include,
+    is_group,
+    members,
+)
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend
@@ -203,14 +210,14 @@ def stock_scores(
     for part in members(task):
         stock = dict(file_of(part).body)
         body = {
-            "include": str(harness_index().tasks[part]),
+            "include": str(harness_index()[part]),
             "task": f"{part}_here",
             **here,
         }
         if stock["output_type"] == "generate_until":
             body["generation_kwargs"] = {**stock["generation_kwargs"], "max_gen_toks": 12}
         (folder / f"{part}.yaml").write_text(yaml.safe_dump(body))
-    if task in harness_index().groups:
+    if is_group(task):
         group = dict(file_of(task).body)
         group |= {"group": f"{task}_here", "task": [f"{part}_here" for part in members(task)]}
         (folder / "group.yaml").write_text(yaml.safe_dump(group))

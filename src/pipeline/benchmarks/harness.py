@@ -7,7 +7,6 @@ Training rows are not compared with these tasks.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from pipeline.benchmarks.task_safety import (
     why_unsafe,
 )
 from pipeline.config.harness_tasks import (
-    Index,
     file_of,
     harness_index,
     included_folder,
-    included_state,
+    is_group,
     members,
     name_tasks,
+    remembered,
 )
 from pipeline.config.task_yaml import (
     TaskFile,
@@ -56,18 +55,13 @@ LOWER = (*NO_SHARES, "brier_score")  # lower is better, unless a task says other
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for plans
 
 
+@remembered
 def harness_benchmark(task: str) -> Benchmark | None:
     """Return the benchmark of a task or group of the harness, or None for other tasks.
 
     Its primary metric and filter are the first in the file.
     """
-    return _benchmark(task, included_state())
-
-
-@cache
-def _benchmark(task: str, state: tuple[Index, ...]) -> Benchmark | None:
-    index = harness_index()
-    if task not in index.tasks and task not in index.groups:
+    if task not in harness_index():
         return None
     parts = members(task)
     if not parts:
@@ -76,7 +70,7 @@ def _benchmark(task: str, state: tuple[Index, ...]) -> Benchmark | None:
     kind, default_metric = KINDS[body.get("output_type", "generate_until")]
     metric, lower = _primary_metric(body.get("metric_list") or [], default_metric)
     filters = [entry["name"] for entry in body.get("filter_list") or []]
-    if task in index.groups:
+    if is_group(task):
         aggregates = group_metrics(task)
         if aggregates:
             metric = aggregates[0]["metric"]
@@ -141,7 +135,7 @@ def define(ask: Ask) -> list[TaskSpec]:
         raise PipelineError(
             f"eval.split={ask.split}: {task} scores the harness' split. Leave it out."
         )
-    if task in harness_index().tasks:
+    if not is_group(task):
         return [write_task(ask, task_body(ask, task))]
     metrics = check_group(task)
     specs = []
@@ -177,7 +171,7 @@ def task_body(ask: Ask, task: str) -> Row:
     Raises:
         PipelineError: the task scores no data, or would run code without consent.
     """
-    file = harness_index().tasks[task]
+    file = harness_index()[task]
     task_file = file_of(task)
     stock = task_file.body
     check_task(ask, task, file, task_file)
@@ -271,7 +265,7 @@ def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
 
 def scored_rows(task: str) -> Path | None:
     """Return the local file of the rows that a user-defined task scores, or None."""
-    if task not in harness_index().tasks:
+    if task not in harness_index():
         return None
     stock = file_of(task).body
     own_file = data_files(stock)

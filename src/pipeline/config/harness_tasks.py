@@ -6,11 +6,11 @@ They are found without importing the harness.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config import conf
 from pipeline.config.knob import Tree, Words
@@ -52,21 +52,17 @@ NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # name of a user-
 MOST_NAMED = 10  # tasks in a message
 
 
-@dataclass(frozen=True, eq=False)
-class Index:
-    """The tasks and groups in the files below one folder, as they were when it was read.
-
-    It maps a task or group to its YAML file.
-    """
-
-    tasks: dict[str, Path] = field(default_factory=dict)
-    groups: dict[str, Path] = field(default_factory=dict)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.tasks or name in self.groups
+Function = TypeVar("Function", bound=Callable[..., Any])
+Index = dict[str, Path]  # task or group -> its YAML file
+_included: dict[Path, Index] = {}  # folder of eval.include_path -> its tasks and groups
+_remembered: list[Any] = []
 
 
-_included: dict[Path, Index] = {}  # folder of eval.include_path -> its tasks
+def remembered(function: Function) -> Function:
+    """Cache the results of a function until eval.include_path adds tasks."""
+    cached: Any = cache(function)
+    _remembered.append(cached)
+    return cached  # type: ignore[no-any-return]
 
 
 def index(folder: Path) -> Index:
@@ -74,18 +70,18 @@ def index(folder: Path) -> Index:
 
     Python classes are not included. The harness' 14,000 files take a second.
     """
-    result = Index()
+    result = {}
     for file in sorted(folder.rglob("*")):
         if file.suffix != ".yaml" or not file.is_file():
             continue
         if file.stat().st_size > MOST_BYTES:
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
-        group = NAMED["group"].search(text)
-        if group:
-            result.groups[group[1]] = file
-        elif "\nclass:" not in text and (task := NAMED["task"].search(text)):
-            result.tasks[task[1]] = file
+        name = NAMED["group"].search(text)
+        if not name and "\nclass:" not in text:
+            name = NAMED["task"].search(text)
+        if name:
+            result[name[1]] = file
     return result
 
 
@@ -94,7 +90,7 @@ def shipped() -> Index:
     folder = shipped_folder()
     if folder:
         return index(folder)
-    return Index()
+    return {}
 
 
 def include(folder: str) -> None:
@@ -112,13 +108,13 @@ def include(folder: str) -> None:
     if path in _included:
         return
     own_index = index(path)
-    if not own_index.tasks:
+    if not own_index:
         for file in sorted(path.rglob("*.yaml")):
             load_plain(file)  # or raises an error that says what is wrong
         raise PipelineError(
             f"eval.include_path={folder} has no task. Name a folder of YAML files with task: NAME."
         )
-    for name in (*own_index.tasks, *own_index.groups):
+    for name in own_index:
         if not NAME.fullmatch(name):
             raise PipelineError(
                 f"eval.include_path={folder}: {name[:60]!r} cannot name a task, because files are"
@@ -143,7 +139,7 @@ def forget_files() -> None:
 
 
 def forget_names() -> None:
-    for read in (harness_index, members, tags_below, file_of):
+    for read in _remembered:
         read.cache_clear()
 
 
@@ -172,29 +168,23 @@ def files_of_task(name: str) -> tuple[Path, ...]:
     return tuple(sorted(file for file in resolved if folder in file.parents))
 
 
-def included_state() -> tuple[Index, ...]:
-    """Return what eval.include_path has added, as a part of the keys of caches."""
-    return tuple(_included.values())
-
-
-@cache
+@remembered
 def harness_index() -> Index:
-    """Return all known tasks, of the installed harness and of eval.include_path."""
-    result = Index()
-    for part in (shipped(), *_included.values()):
-        result.tasks.update(part.tasks)
-        result.groups.update(part.groups)
-    return result
+    """Return all known tasks and groups, of the installed harness and of eval.include_path."""
+    return dict(ChainMap(*_included.values(), shipped()))
 
 
-@cache
+@remembered
 def file_of(name: str) -> TaskFile:
     """Return the file of a task or group, which is read once in a command."""
-    index = harness_index()
-    return read_task(index.tasks.get(name) or index.groups[name])
+    return read_task(harness_index()[name])
 
 
-@cache
+def is_group(name: str) -> bool:
+    return "group" in file_of(name).body
+
+
+@remembered
 def members(name: str) -> tuple[str, ...]:
     """Return the tasks of a group in its order; for a task, only the task.
 
@@ -203,12 +193,10 @@ def members(name: str) -> tuple[str, ...]:
     Raises:
         PipelineError: a group redefines its tasks, or has an unknown task.
     """
-    harness = harness_index()
-    if name in harness.tasks:
+    if not is_group(name):
         return (name,)
-    folder = harness.groups[name].parent
     listed = file_of(name).body.get("task") or []
-    return tuple(dict.fromkeys(tasks_within(name, listed, folder)))
+    return tuple(dict.fromkeys(tasks_within(name, listed, harness_index()[name].parent)))
 
 
 def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
@@ -245,12 +233,17 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
         yield from members_inside
 
 
-@cache
+@remembered
 def tags_below(folder: Path) -> dict[str, list[str]]:
     """Return tag -> tasks in a folder and below it."""
     by_tag: dict[str, list[str]] = {}
-    for name, file in harness_index().tasks.items():
-        tags = (read_task(file).body.get("tag") or []) if folder in file.parents else []
+    for name, file in harness_index().items():
+        if folder not in file.parents:
+            continue
+        body = read_task(file).body
+        tags = body.get("tag") or []
+        if "group" in body:
+            continue
         for tag in [tags] if isinstance(tags, str) else tags:
             by_tag.setdefault(tag, []).append(name)
     return by_tag
