@@ -554,7 +554,7 @@ def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(
     words += [f"runs_dir={tmp_path / 'runs'}"]
     with pytest.raises(
         PipelineError,
-        match=r"own_sum of eval.include_path=.* runs Python: own_sum.yaml has !function",
+        match=r"own_sum of eval.include_path=.* could run code: own_sum.yaml has !function",
     ):
         build(compose(words))
     hashes = []

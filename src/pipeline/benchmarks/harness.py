@@ -98,14 +98,14 @@ def harness_benchmark(task: str) -> Benchmark | None:
 
 def _primary_metric(listed: list[Row], default: str) -> tuple[str, bool]:
     """Return the main metric of a metric_list, and True if a lower value is better."""
+    by_name = {entry["metric"]: entry for entry in listed}
     metric = default
-    names = [entry["metric"] for entry in listed]
-    if names and metric not in names:
-        metric = names[0] if isinstance(names[0], str) else ""
-    for entry in listed:
-        if entry["metric"] == metric and entry.get("higher_is_better") is not None:
-            return metric, entry["higher_is_better"] is False
-    return metric, metric in LOWER
+    if by_name and default not in by_name:
+        metric = next(iter(by_name))
+    higher_is_better = by_name.get(metric, {}).get("higher_is_better")
+    if higher_is_better is None:
+        return metric, metric in LOWER
+    return metric, not higher_is_better
 
 
 def group_metrics(group: str) -> list[Row]:
@@ -186,11 +186,6 @@ def task_body(ask: Ask, task: str) -> Row:
             f" Name its rows in a task file of eval.include_path, give {task} another data_root"
             " (null: the Hub), or leave it out."
         )
-    if (stock.get("dataset_kwargs") or {}).get("trust_remote_code"):
-        raise PipelineError(
-            f"{task}: its data set on the Hub is a program, which is not run. Name its rows in a"
-            " task file of eval.include_path."
-        )
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
         kwargs = stock.get("generation_kwargs") or {}
         body["generation_kwargs"] = {**kwargs, "max_gen_toks": ask.max_gen_toks}
@@ -220,19 +215,12 @@ def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
 def check_included(ask: Ask, task: str, task_file: TaskFile, included: Path) -> None:
     """Raise PipelineError if a user-defined task could run code, or reads files outside."""
     place = f"{task} of eval.include_path={included}"
-    if not ask.run_code:
-        python = task_file.python
-        if python:
-            raise PipelineError(
-                f"{place} runs Python: {python} has !function or class. Give eval.run_code=true if"
-                " you trust it, or leave the task out."
-            )
-        reason = why_unsafe(task_file)
-        if reason:
-            raise PipelineError(
-                f"{place} could run code: {reason}. Give eval.run_code=true if you trust it, or"
-                " remove that key."
-            )
+    reason = why_unsafe(task_file)
+    if reason and not ask.run_code:
+        raise PipelineError(
+            f"{place} could run code: {reason}. Give eval.run_code=true if you trust it, or remove"
+            " that key."
+        )
     refuse_includes_outside(task, task_file, included)
     refuse_files_outside(task, task_file.body, included)
 

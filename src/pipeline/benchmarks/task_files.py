@@ -29,24 +29,19 @@ def stock_file(ask: Ask, name: str, wordless: str | None = None) -> Path:
         wordless: the English file of a benchmark whose prompts differ only in the rows. With rows
             of data_root it serves each language without a file.
     """
-    tasks = shipped_folder()
-    if tasks is None:
-        raise PipelineError("lm_eval is not installed. Install the package with its requirements.")
-    file = tasks / name
-    if file.is_file():
-        return file
+    if has_stock_file(name):
+        return shipped_folder() / name
+    if wordless and ask.data_root:
+        return shipped_folder() / wordless
     code = ask.language.code
     remedy = f"Leave {code} out of languages"
-    if wordless and ask.data_root:
-        return tasks / wordless
     if wordless:
         remedy += f", or give data_root with {name.partition('/')[0]}/{code}/test.jsonl"
     raise PipelineError(f"The harness has no {ask.task} in {ask.language.name}. {remedy}.")
 
 
 def has_stock_file(name: str) -> bool:
-    tasks = shipped_folder()
-    return tasks is not None and (tasks / name).is_file()
+    return (shipped_folder() / name).is_file()
 
 
 def own_task_file(name: str) -> Path:

@@ -87,10 +87,7 @@ def index(folder: Path) -> Index:
 
 @cache
 def shipped() -> Index:
-    folder = shipped_folder()
-    if folder:
-        return index(folder)
-    return {}
+    return index(shipped_folder())
 
 
 def include(folder: str) -> None:

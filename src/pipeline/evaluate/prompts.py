@@ -23,7 +23,7 @@ from pipeline.config.harness_tasks import included_folder
 from pipeline.errors import PipelineError, first_line, suggest
 from pipeline.evaluate.model import DRAW
 from pipeline.evaluate.tasks import data_sets
-from pipeline.evaluate.templates import RefusedTemplate, remember_places
+from pipeline.evaluate.templates import RefusedTemplate
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock, unusable_cache
 from pipeline.models.load import date_of_templates
@@ -73,7 +73,6 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
             refusal = refusal_of_set(repository)
             if refusal:
                 refusals.append(f"{repository}: {first_line(refusal)}")
-        remember_places(spec.file)
         offline = reach.force_offline() if refusals else nullcontext()
         try:
             with reach.at_locked_revisions(lock), offline:

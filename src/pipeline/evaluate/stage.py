@@ -69,7 +69,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     check_inputs(settings, specs)
     check_base(run)
     if "checkpoint" in run.parents:  # a merge's files are checked with its headers
-        refuse_model(run.parents["checkpoint"].folder, settings)
+        refuse_model(run.parents["checkpoint"].folder)
     if settings.products == BF16X3 and not torch.cuda.is_available():
         raise PipelineError(
             f"eval.products={BF16X3} needs a GPU, and no GPU is visible. Set eval.products=ieee."
