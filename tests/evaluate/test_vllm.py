@@ -341,25 +341,6 @@ def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
 # --- bad input ---
 
 
-def test_what_vllm_raises_is_one_sentence(
-    folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import vllm
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("CUDA out of memory")
-
-    monkeypatch.setattr(vllm.LLM, "generate", fail)
-    with by_vllm(folders[1]) as lm:
-        reported = ended(lm)
-        with pytest.raises(
-            PipelineError,
-            match=r"vLLM stopped \(RuntimeError: CUDA out of memory\), and this task was not scored",
-        ):
-            answers(lm)
-        assert not reported
-
-
 def test_a_task_with_generation_settings_of_its_own_is_refused(folders: list[Path]) -> None:
     settings = {"until": [], "do_sample": False, "max_gen_toks": ROOM, "repetition_penalty": 1.2}
     with (
