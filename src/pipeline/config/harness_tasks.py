@@ -23,6 +23,7 @@ from pipeline.config.task_yaml import (
     shipped_folder,
 )
 from pipeline.errors import PipelineError
+from pipeline.text import first_few
 
 WORD = r"[^\s\"'#]"
 # each part begins with what the part before cannot contain, so that a search takes linear time
@@ -136,8 +137,8 @@ def forget_files() -> None:
 
 
 def forget_names() -> None:
-    for read in _remembered:
-        read.cache_clear()
+    for function in _remembered:
+        function.cache_clear()
 
 
 def included_folder(task: str) -> Path | None:
@@ -246,14 +247,13 @@ def tags_below(folder: Path) -> dict[str, list[str]]:
     return by_tag
 
 
-def tagged(tag: str, nearest: Path | None = None) -> list[str]:
+def tagged(tag: str, nearest: Path) -> list[str]:
     """Return the tasks with a tag.
 
     Most tags belong to one folder, so the tasks below `nearest` have priority. Otherwise all files
     are searched, which takes two seconds.
     """
-    folders = [nearest, *_included, shipped_folder()]
-    for folder in filter(None, folders):
+    for folder in (nearest, *_included, shipped_folder()):
         tasks = tags_below(folder).get(tag)
         if tasks:
             return tasks
@@ -262,10 +262,7 @@ def tagged(tag: str, nearest: Path | None = None) -> list[str]:
 
 def name_tasks(tasks: Sequence[str]) -> str:
     """Return the override that scores some tasks, or the first of many."""
-    named = [*tasks[:MOST_NAMED]]
-    if len(tasks) > MOST_NAMED:
-        named.append("...")
-    return f"{TASKS}=[{','.join(named)}]"
+    return f"{TASKS}=[{','.join(first_few(tasks, MOST_NAMED))}]"
 
 
 def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
@@ -317,12 +314,11 @@ def split_shots(name: str) -> tuple[str, int | None]:
 
 def option_of_other_shots(name: str, options: list[str]) -> str | None:
     """Return the first option of eval= that differs from a name only in its exemplars."""
-    task, shots = split_shots(name)
-    numbered = [option for option in options if SHOTS.fullmatch(option)]
-    near = (option for option in numbered if split_shots(option)[0] == task)
-    if shots is None:
+    match = SHOTS.fullmatch(name)
+    if match is None:
         return None
-    return next(near, None)
+    of_task = re.compile(rf"{re.escape(match[1])}_\d+shot")
+    return next(filter(of_task.fullmatch, options), None)
 
 
 def tasks_of_option(option: str) -> list[Tree]:
@@ -335,11 +331,10 @@ def task_of_option(option: str) -> str:
     Its file lists the task. Otherwise it is the option's name without the number of exemplars:
     arc_easy for arc_easy_5shot.
     """
-    tasks = []
     if conf.option_file("eval", option):
         tasks = tasks_of_option(option)
-    if len(tasks) == 1:
-        return str(tasks[0]["task"])
+        if len(tasks) == 1:
+            return str(tasks[0]["task"])
     return split_shots(option)[0]
 
 
@@ -361,7 +356,6 @@ def stock_shots(name: str) -> int:
 
     For a group it is the number of its first task.
     """
-    first = next(iter(members(name)), None)
-    if first:
+    for first in members(name)[:1]:
         return int(file_of(first).body.get("num_fewshot") or 0)
     return 0

@@ -27,7 +27,7 @@ from pipeline.evaluate.templates import RefusedTemplate
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock, unusable_cache
 from pipeline.models.load import date_of_templates
-from pipeline.text import one_line
+from pipeline.text import one_line, printable
 
 FEWSHOT_SEED = 1234  # the default of the harness' simple_evaluate
 
@@ -231,12 +231,12 @@ def refuse_empty_prompts(spec: TaskSpec, task: Any, tokenizer: Any) -> None:
 
     A single empty prompt is allowed: acc_mutual_info has one for each option.
     """
-    written = set()
+    by_question: dict[int, list[Instance]] = {}
     for request in task.instances:
-        if without_marks(request.args[0], tokenizer):
-            written.add(request.doc_id)
-    for request in task.instances:
-        if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
+        by_question.setdefault(request.doc_id, []).append(request)
+    for requests in by_question.values():
+        is_written = any(without_marks(request.args[0], tokenizer) for request in requests)
+        if not is_written and str(task.doc_to_text(requests[0].doc)).strip():
             problem = f"renders an empty prompt for a question of {spec.name}"
             raise PipelineError(template_problem(problem))
 
@@ -310,8 +310,7 @@ def template_problem(problem: str) -> str:
 
 def plain_line(error: Exception) -> str:
     """Return an error's message in one line of at most 200 printable characters."""
-    text = one_line(str(error)) or type(error).__name__
-    return "".join(letter for letter in text if letter.isprintable())[:200]
+    return printable(one_line(str(error)) or type(error).__name__)[:200]
 
 
 def without_marks(text: str, tokenizer: Any) -> str:
