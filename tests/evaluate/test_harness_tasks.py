@@ -786,7 +786,7 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
     [
         (
             {"test_split": None},
-            "own_bad has no test data. Set test_split or validation_split in own_bad.yaml",
+            "own_bad has no test data. Set test_split or validation_split in its task file",
         ),
         (
             {"metric_list": [{"metric": "./script"}]},

@@ -29,7 +29,6 @@ from pipeline.config.harness_tasks import (
     remembered,
 )
 from pipeline.config.task_yaml import (
-    TaskFile,
     data_files,
     outside_metric,
 )
@@ -64,8 +63,6 @@ def harness_benchmark(task: str) -> Benchmark | None:
     if task not in harness_index():
         return None
     parts = members(task)
-    if not parts:
-        raise PipelineError(f"The group {task} has no tasks. Leave it out.")
     body = file_of(parts[0]).body
     kind, default_metric = KINDS[body.get("output_type", "generate_until")]
     metric, lower = _primary_metric(body.get("metric_list") or [], default_metric)
@@ -159,9 +156,7 @@ def check_group(group: str) -> list[Row]:
     kinds = {file_of(part).body.get("output_type", "generate_until") for part in parts}
     if len(kinds) > 1:
         raise PipelineError(f"The group {group} has tasks of several kinds. {remedy}")
-    included = included_folder(group)
-    if included:
-        refuse_includes_outside(group, file_of(group), included)
+    refuse_includes_outside(group)
     return metrics
 
 
@@ -171,15 +166,10 @@ def task_body(ask: Ask, task: str) -> Row:
     Raises:
         PipelineError: the task scores no data, or would run code without consent.
     """
-    file = harness_index()[task]
-    task_file = file_of(task)
-    stock = task_file.body
-    check_task(ask, task, file, task_file)
-    body: Row = {"include": [str(file)]}
-    included = included_folder(task)
-    if included:
-        check_included(ask, task, task_file, included)
-    has_own_rows = included and data_files(stock)
+    check_task(ask, task)
+    stock = file_of(task).body
+    body: Row = {"include": [str(harness_index()[task])]}
+    has_own_rows = included_folder(task) and data_files(stock)
     if ask.data_root and not has_own_rows:
         raise Missing(
             f"{task} is a task of the harness, and data_root={ask.data_root} has no rows of it."
@@ -192,8 +182,12 @@ def task_body(ask: Ask, task: str) -> Row:
     return body
 
 
-def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
-    """Raise PipelineError if a task would run code, or has no questions."""
+def check_task(ask: Ask, task: str) -> None:
+    """Raise PipelineError if a task has no questions or would run code without consent.
+
+    A user-defined task must not read files outside its folder.
+    """
+    task_file = file_of(task)
     stock = task_file.body
     if runs_model_programs(task_file):
         raise PipelineError(
@@ -208,47 +202,42 @@ def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
         )
     if not scored_split(stock):
         raise PipelineError(
-            f"{task} has no test data. Set test_split or validation_split in {file.name}."
+            f"{task} has no test data. Set test_split or validation_split in its task file."
         )
-
-
-def check_included(ask: Ask, task: str, task_file: TaskFile, included: Path) -> None:
-    """Raise PipelineError if a user-defined task could run code, or reads files outside."""
-    place = f"{task} of eval.include_path={included}"
+    folder = included_folder(task)
+    if folder is None:
+        return
     reason = why_unsafe(task_file)
     if reason and not ask.run_code:
         raise PipelineError(
-            f"{place} could run code: {reason}. Give eval.run_code=true if you trust it, or remove"
-            " that key."
+            f"{task} of eval.include_path={folder} could run code: {reason}. Give"
+            " eval.run_code=true if you trust it, or remove that key."
         )
-    refuse_includes_outside(task, task_file, included)
-    refuse_files_outside(task, task_file.body, included)
-
-
-def refuse_includes_outside(name: str, task_file: TaskFile, folder: Path) -> None:
-    """Raise PipelineError if a user-defined task or group includes a file outside its folder."""
-    outside = task_file.outside(folder)
-    if outside:
+    refuse_includes_outside(task)
+    source = folder_of_rows(stock)
+    if source:
         raise PipelineError(
-            f"{name} includes {outside}, outside of eval.include_path={folder}, whose content"
-            " identifies a run. Move it there."
-        )
-
-
-def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
-    """Raise PipelineError if a user-defined task reads local rows outside its folder."""
-    named = folder_of_rows(stock)
-    if named:
-        raise PipelineError(
-            f"{task} reads rows of the folder {named}. Name their files in"
+            f"{task} reads rows of the folder {source}. Name their files in"
             f" eval.include_path={folder} by dataset_kwargs.data_files, with dataset_path: json."
         )
-    outside = next(outside_paths(stock, folder), None)
-    if outside:
+    for outside in outside_paths(stock, folder):
         raise PipelineError(
             f"{task} reads {outside}, outside of eval.include_path={folder}, whose content"
             " identifies a run. Move it there and name it from the working directory."
         )
+
+
+def refuse_includes_outside(name: str) -> None:
+    """Raise PipelineError if a user-defined task or group includes a file outside its folder."""
+    folder = included_folder(name)
+    if folder is None:
+        return
+    for path, _ in file_of(name).own:
+        if folder not in path.resolve().parents:
+            raise PipelineError(
+                f"{name} includes {path}, outside of eval.include_path={folder}, whose content"
+                " identifies a run. Move it there."
+            )
 
 
 def scored_rows(task: str) -> Path | None:

@@ -189,12 +189,15 @@ def members(name: str) -> tuple[str, ...]:
     Groups and tags within the group are expanded.
 
     Raises:
-        PipelineError: a group redefines its tasks, or has an unknown task.
+        PipelineError: a group redefines its tasks, or has no task or an unknown one.
     """
     if not is_group(name):
         return (name,)
     listed = file_of(name).body.get("task") or []
-    return tuple(dict.fromkeys(tasks_within(name, listed, harness_index()[name].parent)))
+    parts = dict.fromkeys(tasks_within(name, listed, harness_index()[name].parent))
+    if not parts:
+        raise PipelineError(f"The group {name} has no tasks. Leave it out.")
+    return tuple(parts)
 
 
 def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
@@ -219,11 +222,10 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
             )
         if is_inside:
             members_inside = tuple(tasks_within(group, entry.get("task") or [], folder))
+        elif part in harness:
+            members_inside = members(part)
         else:
-            if part in harness:
-                members_inside = members(part)
-            else:
-                members_inside = tuple(tagged(part, folder))
+            members_inside = tuple(tagged(part, folder))
         if not members_inside:
             raise PipelineError(
                 f"The group {group} has an unknown task {part}. List the others in eval.tasks."
@@ -356,6 +358,4 @@ def stock_shots(name: str) -> int:
 
     For a group it is the number of its first task.
     """
-    for first in members(name)[:1]:
-        return int(file_of(first).body.get("num_fewshot") or 0)
-    return 0
+    return int(file_of(members(name)[0]).body.get("num_fewshot") or 0)

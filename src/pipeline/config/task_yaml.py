@@ -108,10 +108,6 @@ class TaskFile:
                 return path.name
         return None
 
-    def outside(self, folder: Path) -> Path | None:
-        """Return a file that is neither below `folder` nor the harness' own, or None."""
-        return next((path for path, _ in self.own if folder not in path.resolve().parents), None)
-
 
 def read_task(file: Path) -> TaskFile:
     """Read a task's file and the files that it includes.

@@ -155,33 +155,32 @@ def share_rows(spec: TaskSpec, samples: list[Sample]) -> list[ScoreRow]:
     They are the shares of answers without a number and of answers that ran out of tokens, the
     scores of sampled answers (majority and pass@k), and the scores by group.
     """
-    answers = [answers_of(sample) for sample in samples]
-    shares: dict[str, list[Any]] = {"unparsed": [], "cut_off": []}
-    for of_question in answers:
-        if spec.kind == "number":
-            unparsed = [answer["extracted"] == metrics.INVALID for answer in of_question]
-            shares["unparsed"].append(fmean(unparsed))
-        if "cut_off" in of_question[0]:
-            shares["cut_off"].append(fmean([answer["cut_off"] for answer in of_question]))
-    for name in samples[0]["scores"] if samples else ():
+    if not samples:
+        return []
+    first = samples[0]
+    metric, chief = spec.primary
+    shares: dict[str, list[Any]] = {}
+    if spec.kind == "number":
+        shares["unparsed"] = share_of(samples, "extracted", metrics.INVALID)
+    if "cut_off" in first:
+        shares["cut_off"] = share_of(samples, "cut_off", True)
+    for name in first["scores"]:
         if name == "majority" or name.startswith("pass@"):
             shares[name] = [sample["scores"][name] for sample in samples]
-    _, chief = spec.primary
-    rows = [score_row(spec, name, chief, values) for name, values in shares.items() if values]
-    return rows + _group_rows(spec, samples)
-
-
-def _group_rows(spec: TaskSpec, samples: list[Sample]) -> list[ScoreRow]:
+    rows = [score_row(spec, name, chief, values) for name, values in shares.items()]
     column = spec.benchmark.group
-    metric, primary_filter = spec.primary
     by_group: dict[str, list[Any]] = {}
     for sample in samples:
         if column:
             by_group.setdefault(sample[column], []).append(sample["scores"][metric])
-    groups = sorted(by_group)
-    return [
-        score_row(spec, metric, primary_filter, by_group[name], subject=name) for name in groups
-    ]
+    for group, values in sorted(by_group.items()):
+        rows.append(score_row(spec, metric, chief, values, subject=group))
+    return rows
+
+
+def share_of(samples: Sequence[Sample], key: str, value: Any) -> list[float]:
+    """Return for each question the share of its answers that have a value under a key."""
+    return [fmean(answer[key] == value for answer in answers_of(sample)) for sample in samples]
 
 
 def sample_of(spec: TaskSpec, record: Mapping[str, Any], cut_off: bool | None) -> Sample:
@@ -354,9 +353,7 @@ def further_rows_of(
         of_task = samples[spec.name]
         if spec.kind == "number":
             right = [sample["scores"]["numeric_match"] for sample in of_task]
-            unparsed = []
-            for sample in of_task:
-                unparsed.append(fmean(answer["number"] is None for answer in answers_of(sample)))
+            unparsed = share_of(of_task, "number", None)
             rows.append(score_row(spec, "numeric_match", "last-number", right))
             rows.append(score_row(spec, "unparsed", "last-number", unparsed))
             rows += language_rows(spec, of_task)
