@@ -30,11 +30,9 @@ def define(ask: Ask) -> list[TaskSpec]:
 
 BENCHMARK = Benchmark(
     name="xcopa",
-    title="XCOPA",
     kind="choice",
     metric="acc",
     choices=2,
-    columns=COLUMNS,
     questions=500,
     tokens=30,
     define=define,

@@ -166,7 +166,6 @@ def hub_sets(spoken: Language) -> list[Source]:
 
 BENCHMARK = Benchmark(
     name="flores",
-    title="FLORES",
     kind="translation",
     metric="chrf++",
     questions=1012,

@@ -77,7 +77,6 @@ def harness_benchmark(task: str) -> Benchmark | None:
         choices = body.get("doc_to_choice")
     return Benchmark(
         name=task,
-        title=task,
         kind=kind,
         metric=metric,
         define=define,
@@ -88,7 +87,6 @@ def harness_benchmark(task: str) -> Benchmark | None:
         choices=len(choices) if isinstance(choices, list) else 0,
         tokens=ASSUMED_TOKENS,
         of_harness=True,
-        one_set=True,
         lower_is_better=lower,
     )
 

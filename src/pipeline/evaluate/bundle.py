@@ -37,7 +37,7 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     configs = {}
     for task in config.eval.tasks:
         benchmark = benchmark_of(task.task)
-        languages = config.languages[:1] if benchmark.one_set else config.languages
+        languages = config.languages[:1] if benchmark.of_harness else config.languages
         for language in dict.fromkeys(languages):
             to_itself = benchmark.kind == "translation" and language == "en"
             if to_itself and len(set(config.languages)) > 1:

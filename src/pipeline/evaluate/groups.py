@@ -77,10 +77,9 @@ def _group_row(rows: Sequence[ScoreRow], by_size: bool) -> ScoreRow:
 def _samples_of(parts: Sequence[TaskSpec], result: EvaluationResult) -> list[Sample]:
     by_part = [result.samples[part.name] for part in parts]
     total = sum(map(len, by_part))
-    weighted = set()  # metrics that give each part the same weight
-    for metric in parts[0].aggregates:
-        if not metric["weight_by_size"]:
-            weighted.add(metric["metric"])
+    # metrics that give each part the same weight
+    unweighted = [metric for metric in parts[0].aggregates if not metric["weight_by_size"]]
+    weighted = {metric["metric"] for metric in unweighted}
     joined: list[Sample] = []
     for part_index, (part, questions) in enumerate(zip(parts, by_part, strict=True)):
         weight = total / (len(parts) * len(questions))

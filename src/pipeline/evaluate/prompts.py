@@ -155,9 +155,8 @@ def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
     """Raise PipelineError for a task without questions or with too few exemplars."""
     if spec.num_fewshot:
         by_subject = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
-        counts = {subject: len(docs) for subject, docs in by_subject.items()}
-        scarcest = min(counts, key=lambda subject: counts[subject])
-        fewest = counts[scarcest]
+        scarcest = min(by_subject, key=lambda subject: len(by_subject[subject]))
+        fewest = len(by_subject[scarcest])
         if fewest < spec.num_fewshot:
             of_subject = f" of {scarcest}" if scarcest else ""
             raise PipelineError(

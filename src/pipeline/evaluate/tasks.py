@@ -49,7 +49,7 @@ def task_specs(
     for eval_task in settings.tasks:
         benchmark = benchmark_of(eval_task.task)
         for target in _targets(eval_task.task, languages):
-            if target.constructed and data_root is None and not benchmark.one_set:
+            if target.constructed and data_root is None and not benchmark.of_harness:
                 raise PipelineError(
                     f"{target.code} is a constructed language and not on the Hub. Set data_root."
                 )
@@ -99,7 +99,7 @@ def _check_settings(settings: Eval, data_root: Path | None) -> None:
 def _targets(task: str, languages: Sequence[str]) -> list[Language]:
     """Return the languages of a task, without English if the task translates."""
     benchmark = benchmark_of(task)
-    find = named_language if benchmark.one_set else language
+    find = named_language if benchmark.of_harness else language
     targets = [find(code) for code in dict.fromkeys(languages)]
     if benchmark.kind == "translation":
         targets = [target for target in targets if target.code != "en"]
