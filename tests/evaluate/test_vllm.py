@@ -297,47 +297,6 @@ def test_merges_equal_the_written_ones_and_leave_no_weights(
     assert len(distinct) == 2
 
 
-@pytest.mark.skipif(REAL, reason="vLLM has no batch invariance on a CPU")
-@pytest.mark.parametrize("invariant", ["0", "1"])
-def test_bfloat16_is_stored_by_request_where_no_batch_changes_it(
-    invariant: str,
-    folders: list[Path],
-    data_root: Path,
-    runs_dir: Path,
-    make_run: Make,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One of three questions was answered before, so two are asked.
-
-    Without batch invariance all three are asked.
-    """
-    asked: list[int] = []
-    real = VllmBackend.generate
-    monkeypatch.setattr(
-        VllmBackend,
-        "generate",
-        lambda self, prompts, *how: asked.append(len(prompts)) or real(self, prompts, *how),
-    )
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", invariant)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    words = [
-        f"checkpoint={folders[1]}",
-        "eval=mgsm_0shot",
-        "eval.backend=vllm",
-        "eval.dtype=bfloat16",
-    ]
-    words += [
-        f"eval.max_gen_toks={4 + int(invariant)}",
-        "eval.batch_size=4",
-        "languages=[en]",
-        f"data_root={data_root}",
-    ]
-    for limit in 1, 3:
-        make_run("stage=eval", *words, f"eval.limit={limit}")
-    assert asked == [1, 2 if invariant == "1" else 3]
-
-
 # --- bad input ---
 
 
