@@ -139,9 +139,7 @@ class TaskSpec:
     num_fewshot: int
     benchmark: Benchmark = field(compare=False)
     first: int = 0  # the first scored row: Belebele's first rows are few-shot examples
-    group: str = ""  # the harness' group that is scored as one task and contains this part
-    part: str = ""  # its task in the group
-    aggregates: tuple[Row, ...] = field(default=(), compare=False)  # the metrics of the group
+    part: str = ""  # its task in the group, if `task` is a group of the harness
 
     @property
     def where(self) -> str:

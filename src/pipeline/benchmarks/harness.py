@@ -132,30 +132,20 @@ def define(ask: Ask) -> list[TaskSpec]:
         )
     if not is_group(task):
         return [write_task(ask, task_body(ask, task))]
-    metrics = check_group(task)
-    specs = []
-    for part in members(task):
-        body = task_body(ask, part)
-        specs.append(write_task(ask, body, group=task, part=part, aggregates=metrics))
-    return specs
+    check_group(task)
+    return [write_task(ask, task_body(ask, part), part=part) for part in members(task)]
 
 
-def check_group(group: str) -> list[Row]:
-    """Return the metrics of a group.
-
-    Raises:
-        PipelineError: the group has no score, or includes a file outside its folder.
-    """
+def check_group(group: str) -> None:
+    """Raise PipelineError if a group has no score, or includes a file outside its folder."""
     parts = members(group)
     remedy = f"List its tasks, {name_tasks(parts)}."
-    metrics = group_metrics(group)
-    if not metrics:
+    if not group_metrics(group):
         raise PipelineError(f"The group {group} has no score. {remedy}")
     kinds = {file_of(part).body.get("output_type", "generate_until") for part in parts}
     if len(kinds) > 1:
         raise PipelineError(f"The group {group} has tasks of several kinds. {remedy}")
     refuse_includes_outside(group)
-    return metrics
 
 
 def task_body(ask: Ask, task: str) -> Row:

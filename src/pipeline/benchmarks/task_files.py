@@ -7,7 +7,6 @@ This module imports no heavy library.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -85,9 +84,7 @@ def write_task(
     body: Row,
     pair: str | None = None,
     first: int = 0,
-    group: str = "",
     part: str = "",
-    aggregates: Sequence[Row] = (),
 ) -> TaskSpec:
     """Write the YAML file of a task, and return the task.
 
@@ -96,9 +93,7 @@ def write_task(
         body: the content of the file.
         pair: the translation pair.
         first: the first scored row.
-        group: the group that is scored as one task.
-        part: the task in the group.
-        aggregates: the metrics of the group.
+        part: the task in a group that is scored as one task.
     """
     code = pair or ask.language.code
     name, file_name = ask.task, ask.task
@@ -117,7 +112,5 @@ def write_task(
         ask.num_fewshot,
         ask.benchmark,
         first,
-        group,
         part,
-        tuple(aggregates),
     )
