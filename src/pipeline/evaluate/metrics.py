@@ -172,12 +172,6 @@ def _plainly(value: Decimal) -> str:
     return written
 
 
-def numeric_match(response: str, gold: int | str, language: str = "en") -> float:
-    """Return 1.0 if the last number of a response in this language is `gold`, otherwise 0.0."""
-    number = last_number(response, language)
-    return float(number is not None and number == last_number(str(gold)))
-
-
 def last_number(text: str, language: str = "en") -> Fraction | None:
     """Return the last number of a text, or None if it has none or an unreadable one (1.2.3, 3,4,5).
 

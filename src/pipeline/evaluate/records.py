@@ -194,20 +194,30 @@ def sample_of(spec: TaskSpec, record: Mapping[str, Any], cut_off: bool | None) -
     """
     benchmark = spec.benchmark
     scores = {name: record[name] for name in record["metrics"]}
+    score = scores.get(benchmark.metric)
     if benchmark.kind == "choice":
-        part = _choice_sample(spec, record, scores.get(benchmark.metric))
+        part = _choice_sample(spec, record, score)
     elif benchmark.kind == "text":
         part = {"target": str(record["target"]), "response": "", "extracted": "", "correct": None}
         if benchmark.of_harness:
             scores = {name: value for name, value in scores.items() if not isinstance(value, tuple)}
     else:
-        part = _written_sample(spec, record, scores.get(benchmark.metric))
+        response = record["resps"][0][0]
+        extracted = record["filtered_resps"][0]
+        part = {
+            "target": str(record["target"]),
+            "response": response,
+            "extracted": str(extracted),
+            "correct": right_or_wrong(score),
+        }
         if benchmark.kind == "number":
-            gold = record["doc"]["answer_number"]
-            scores["numeric_match"] = metrics.numeric_match(part["response"], gold, spec.answers_in)
+            number = metrics.last_number(response, spec.answers_in)
+            gold = metrics.last_number(str(record["doc"]["answer_number"]))
+            part["number"] = None if number is None else str(number)
+            scores["numeric_match"] = float(number == gold)
         elif benchmark.kind == "translation":
-            chrf = metrics.sentence_chrf(record["target"], record["filtered_resps"][0])
-            scores = {"chrf++": chrf}
+            part |= {"extracted": extracted.strip(), "correct": None}
+            scores = {"chrf++": metrics.sentence_chrf(record["target"], extracted)}
         if cut_off is not None:
             part["cut_off"] = cut_off
     return {
@@ -230,39 +240,22 @@ def _choice_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sam
     if len({*options}) < len(options):
         # options that are parts of the prompt, as in Winogrande, have the same continuation
         options = [f"{label}: {text}" for label, text in enumerate(options, 1)]
-    answers = record["filtered_resps"][: len(options)]
-    likelihoods = [float(likelihood) for likelihood, _ in answers]
-    best = options[likelihoods.index(max(likelihoods))]
+    likelihoods = {}
+    for option, (likelihood, _) in zip(options, record["filtered_resps"], strict=False):
+        likelihoods[option] = float(likelihood)
+    best = max(options, key=lambda option: likelihoods[option])
     target = record["target"]
     sample: Sample = {
         "target": options[target] if isinstance(target, int) else target,
         "response": best,
         "extracted": best,
         "correct": right_or_wrong(score, bool(benchmark.question_column)),
-        "loglikelihoods": dict(zip(options, likelihoods, strict=True)),
+        "loglikelihoods": likelihoods,
     }
     if benchmark.group:
         sample[benchmark.group] = record["doc"][benchmark.group]
     if benchmark.passage:
         sample["group"] = passage_group(record["doc"][benchmark.passage])
-    return sample
-
-
-def _written_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sample:
-    response = record["resps"][0][0]
-    extracted = record["filtered_resps"][0]
-    sample: Sample = {
-        "target": str(record["target"]),
-        "response": response,
-        "extracted": str(extracted),
-        "correct": right_or_wrong(score),
-    }
-    if spec.kind == "translation":
-        sample["extracted"] = extracted.strip()
-        sample["correct"] = None
-    elif spec.kind == "number":
-        number = metrics.last_number(response, spec.answers_in)
-        sample["number"] = None if number is None else str(number)
     return sample
 
 
