@@ -47,13 +47,6 @@ def own_task_file(name: str) -> Path:
     return OURS / f"{name}.yaml"
 
 
-def by_text(ask: Ask) -> list[str]:
-    """Return the task file that scores options by their texts, for eval.options=text."""
-    if ask.options == "text":
-        return [str(own_task_file(f"{ask.task}_text"))]
-    return []
-
-
 def generation_kwargs(ask: Ask, *files: Path) -> Row:
     """Join the generation settings of files, and set eval.max_gen_toks.
 
