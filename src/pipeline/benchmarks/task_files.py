@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.benchmarks.benchmark import Ask, TaskSpec
-from pipeline.benchmarks.local_files import Row, path_of_split
+from pipeline.benchmarks.local_files import Row
 from pipeline.config.task_yaml import load_plain, shipped_folder
 from pipeline.errors import PipelineError
 
@@ -58,11 +58,6 @@ def generation_kwargs(ask: Ask, *files: Path) -> Row:
     if ask.max_gen_toks:
         kwargs["max_gen_toks"] = ask.max_gen_toks
     return {"generation_kwargs": kwargs}
-
-
-def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
-    assert ask.data_root
-    return [path_of_split(ask.data_root, folder, ask.language, split) for split in splits]
 
 
 def read_from(body: Row, **files: Path) -> None:

@@ -421,11 +421,8 @@ def write_scores(result: EvaluationResult, work: Path) -> dict[str, float]:
     }
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     (work / "scores.json").write_text(text, encoding="utf-8")
-    scores = {}
-    for row in [*result.rows, *result.beside]:
-        if row.value is not None:
-            scores[_name_of(row)] = row.value
-    return scores
+    rows = [*result.rows, *result.beside]
+    return {_name_of(row): row.value for row in rows if row.value is not None}
 
 
 def _name_of(row: ScoreRow) -> str:
