@@ -306,7 +306,7 @@ def test_a_task_with_generation_settings_of_its_own_is_refused(folders: list[Pat
         by_vllm(folders[1]) as lm,
         pytest.raises(
             PipelineError,
-            match="passes no generation settings of a task on, .* Use eval.backend=hf",
+            match="passes on no generation settings of a task .* Use eval.backend=hf",
         ),
     ):
         lm.generate_until([Instance("generate_until", {}, ("Question?", settings), 0)])

@@ -23,12 +23,7 @@ from pipeline.models.checkpoint import is_adapter
 from pipeline.runs.provenance import environment_for
 from pipeline.text import one_line
 
-# Keys that mergekit does not read -> what to do instead
-NOT_READ = {
-    "dtype": "Set out_dtype in merge.file.",
-    "files_from": "Set tokenizer_source in merge.file.",
-    "form": "Leave it out.",
-}
+NOT_READ = ("dtype", "files_from", "form")  # keys of other merges
 GENERATION_CONFIG = "generation_config.json"  # mergekit copies it only next to a tokenizer
 VERSION = "import importlib.metadata as metadata; print(metadata.version('mergekit'))"
 
@@ -73,11 +68,13 @@ class Mergekit(Merge):
         return {"file": self.config, "packages": {self.method: f"mergekit {version}"}}
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        for key, instead in NOT_READ.items():
+        for key in NOT_READ:
             value = getattr(self, key)
             if value not in (None, "auto"):
-                raise PipelineError(f"merge.{key}={value} is not read by merge=mergekit. {instead}")
-        mergekit_version(self.mergekit_python)
+                raise PipelineError(
+                    f"merge.{key}={value} is not read by merge=mergekit. Leave it out, and set"
+                    " out_dtype or tokenizer_source in merge.file."
+                )
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
         return f"mergekit-{self.config['merge_method']}"

@@ -62,23 +62,14 @@ class VllmBackend:
         if self.vllm is not None:
             return self.model
         self.model, tokenizer = without_weights(self.weights)
-        settings = settings_beyond_greedy(self.model)
-        if settings:
-            raise PipelineError(
-                f"eval.backend=vllm: the model's generation_config.json sets {settings[0]}, which"
-                " is not passed on to vLLM. Score it with eval.backend=hf."
-            )
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         from lm_eval.models.vllm_causallms import VLLM
         from vllm.platforms import current_platform
 
-        dtype: Any = self.dtype
-        if dtype == "auto":
-            dtype = str(self.model.dtype).removeprefix("torch.")
         self.vllm = VLLM(
             str(self._folder()),
-            dtype=dtype,
+            dtype=self.dtype,
             tokenizer=tokenizer.name_or_path,
             max_model_len=-1,
             seed=0,
@@ -114,7 +105,8 @@ class VllmBackend:
         return True
 
     def can_generate(self) -> bool:
-        return True
+        """Return False if the model's generation_config.json sets more than vLLM is told."""
+        return not settings_beyond_greedy(self.model)
 
     def generate(
         self,
@@ -174,8 +166,8 @@ class VllmBackend:
         Requests with other generation settings would need that loop.
         """
         raise PipelineError(
-            "eval.backend=vllm passes no generation settings of a task on, except its length and"
-            " its stop strings. Use eval.backend=hf."
+            "eval.backend=vllm passes on no generation settings of a task or of the model's"
+            " generation_config.json, except an answer's length and its ends. Use eval.backend=hf."
         )
 
 
