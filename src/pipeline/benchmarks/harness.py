@@ -25,7 +25,6 @@ from pipeline.config.harness_tasks import (
     included_folder,
     is_group,
     members,
-    name_tasks,
     remembered,
 )
 from pipeline.config.task_yaml import (
@@ -33,6 +32,7 @@ from pipeline.config.task_yaml import (
     outside_metric,
 )
 from pipeline.errors import PipelineError
+from pipeline.text import first_few
 
 # Output type -> kind, and the metric of tasks without a metric_list
 KINDS: dict[str, tuple[Kind, str]] = {
@@ -139,7 +139,7 @@ def define(ask: Ask) -> list[TaskSpec]:
 def check_group(group: str) -> None:
     """Raise PipelineError if a group has no score, or includes a file outside its folder."""
     parts = members(group)
-    remedy = f"List its tasks, {name_tasks(parts)}."
+    remedy = f"List its tasks, eval.tasks=[{','.join(first_few(parts, 10))}]."
     if not group_metrics(group):
         raise PipelineError(f"The group {group} has no score. {remedy}")
     kinds = {file_of(part).body.get("output_type", "generate_until") for part in parts}

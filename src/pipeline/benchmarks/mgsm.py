@@ -94,8 +94,7 @@ def _plain(text: str) -> str:
 
 
 def hub_sets(spoken: Language) -> list[Source]:
-    is_known = has_stock_file(f"mgsm/native_cot/mgsm_native_cot_{spoken.code}.yaml")
-    if is_known:
+    if has_stock_file(f"mgsm/native_cot/mgsm_native_cot_{spoken.code}.yaml"):
         return [on_hub("juletxara/mgsm", spoken.code)]
     return []
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,6 @@ from pipeline.config.task_yaml import (
     shipped_folder,
 )
 from pipeline.errors import PipelineError
-from pipeline.text import first_few
 
 WORD = r"[^\s\"'#]"
 # each part begins with what the part before cannot contain, so that a search takes linear time
@@ -49,7 +48,6 @@ OF_GROUPS = {
 }  # keys of a group that is defined inside another group
 MOST_LETTERS = 150
 NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # name of a user-defined task
-MOST_NAMED = 10  # tasks in a message
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -257,11 +255,6 @@ def tagged(tag: str, nearest: Path) -> list[str]:
         if tasks:
             return tasks
     return []
-
-
-def name_tasks(tasks: Sequence[str]) -> str:
-    """Return the override that scores some tasks, or the first of many."""
-    return f"{TASKS}=[{','.join(first_few(tasks, MOST_NAMED))}]"
 
 
 def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
