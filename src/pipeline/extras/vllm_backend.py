@@ -10,9 +10,9 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.backend import Tokens, without_weights
@@ -35,27 +35,26 @@ SETTINGS = {  # vLLM's, unless the environment sets others
 }
 
 
+@dataclass(eq=False)
 class VllmBackend:
     """A model in vLLM.
 
     `scratch` is an empty folder for the files of a merge. `share_prefix` enables vLLM's prefix
-    cache.
+    cache. `model` is the model without weights, and `vllm` lm_eval's VLLM.
     """
 
-    halved = False  # vLLM fits rows to its memory
+    rows: int | None
+    dtype: str
+    weights: Merging | Path
+    scratch: Path
+    share_prefix: bool = True
+    model: Any = None
+    vllm: Any = None
 
-    def __init__(
-        self,
-        batch_size: int | None,
-        dtype: str,
-        weights: Merging | Path,
-        scratch: Path,
-        share_prefix: bool = True,
-    ) -> None:
-        self.batch_size, self.dtype, self.weights = most_rows(batch_size), dtype, weights
-        self.scratch, self.share_prefix = scratch, share_prefix
-        self.model: Any = None
-        self.vllm: Any = None  # lm_eval's VLLM
+    halved: ClassVar = False  # vLLM fits rows to its memory
+
+    def __post_init__(self) -> None:
+        self.batch_size = most_rows(self.rows)
 
     def load(self) -> Any:
         """Start vLLM, and return the model without weights, whose settings the harness reads."""
