@@ -17,6 +17,7 @@ from pipeline.config.knob import Tree, Words
 from pipeline.config.task_yaml import (
     MOST_BYTES,
     TaskFile,
+    load_plain,
     local_rows,
     read_task,
     shipped_folder,
@@ -104,6 +105,8 @@ def include(folder: str) -> None:
         return
     own_index = index(path)
     if not own_index:
+        for file in sorted(path.rglob("*.yaml")):
+            load_plain(file)  # or raises an error that says what is wrong
         raise PipelineError(
             f"eval.include_path={folder} has no task. Name a folder of YAML files with task: NAME."
         )

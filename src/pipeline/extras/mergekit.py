@@ -75,6 +75,7 @@ class Mergekit(Merge):
                     f"merge.{key}={value} is not read by merge=mergekit. Leave it out, and set"
                     " out_dtype or tokenizer_source in merge.file."
                 )
+        mergekit_version(self.mergekit_python)
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
         return f"mergekit-{self.config['merge_method']}"
