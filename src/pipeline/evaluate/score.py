@@ -102,7 +102,10 @@ def score_tasks(
     harness |= facts
     harness["share_prefix"] = settings.share_prefix and not lm.unshared
     harness["found_again"] = [asked.name for asked in asked_tasks if not asked.left]
-    harness |= rows_used(asked_tasks, settings)
+    stored = [asked.answers.found for asked in asked_tasks]
+    used = [found[USED] for found in stored if USED in found]
+    if used:  # otherwise the answers were stored, and do not depend on it
+        harness[USED] = max(used)
     rows = list(chain(*(result.rows for result in results.values())))
     samples = {name: result.samples for name, result in results.items()}
     return EvaluationResult(rows, samples, harness)
@@ -351,16 +354,3 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
         processor = f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
         rows = rows or ROWS
     return {USED: rows, "share_prefix": settings.share_prefix, "processor": processor}
-
-
-def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
-    """Return the batch sizes that the answers were computed in.
-
-    The batch size of stored answers is known only if answers depend on it.
-    """
-    default_rows = settings.batch_size if below_float32(settings) else None
-    used = {task.answers.found.get(USED, default_rows) for task in asked}
-    numbers = sorted(filter(None, used))
-    if not numbers:
-        return {}
-    return {USED: numbers if len(numbers) > 1 else numbers[0]}
