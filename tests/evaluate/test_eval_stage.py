@@ -74,7 +74,7 @@ def test_prompts_that_are_too_long_are_refused(data_root: Path, tmp_path: Path, 
         ("{{ bos_token }} ", "renders an empty prompt"),
         (
             "{{ raise_exception('roles\n must alternate \\x1b[31m') }}",
-            r"raises on the prompts .*roles must alternate \[31m",
+            r"raises on the prompts .*roles must alternate",
         ),
         ("{{ ''.__class__.__mro__ }}", "raises on the prompts .*unsafe"),
         ("{{ messages[0].content + 1 }}", "raises on the prompts"),

@@ -27,7 +27,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from pipeline.api import evaluate
 from pipeline.config.compose import compose, stage_of
-from pipeline.config.harness_tasks import file_of, forget_files, harness_index, include, members
+from pipeline.config.harness_tasks import (
+    file_of,
+    forget_files,
+    harness_index,
+    include,
+    is_group,
+    members,
+)
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
 from pipeline.evaluate import torch_backend
@@ -204,14 +211,14 @@ def stock_scores(
     for part in members(task):
         stock = dict(file_of(part).body)
         body = {
-            "include": str(harness_index().tasks[part]),
+            "include": str(harness_index()[part]),
             "task": f"{part}_here",
             **here,
         }
         if stock["output_type"] == "generate_until":
             body["generation_kwargs"] = {**stock["generation_kwargs"], "max_gen_toks": 12}
         (folder / f"{part}.yaml").write_text(yaml.safe_dump(body))
-    if task in harness_index().groups:
+    if is_group(task):
         group = dict(file_of(task).body)
         group |= {"group": f"{task}_here", "task": [f"{part}_here" for part in members(task)]}
         (folder / "group.yaml").write_text(yaml.safe_dump(group))
@@ -548,7 +555,7 @@ def test_own_tasks_enter_the_hash_and_run_python_with_consent_alone(
     words += [f"runs_dir={tmp_path / 'runs'}"]
     with pytest.raises(
         PipelineError,
-        match=r"own_sum of eval.include_path=.* runs Python: own_sum.yaml has !function",
+        match=r"own_sum of eval.include_path=.* could run code: own_sum.yaml has !function",
     ):
         build(compose(words))
     hashes = []
@@ -780,7 +787,7 @@ def test_mutual_information_is_the_harness_own(templated: bool, tmp_path: Path, 
     [
         (
             {"test_split": None},
-            "own_bad has no test data. Set test_split or validation_split in own_bad.yaml",
+            "own_bad has no test data. Set test_split or validation_split in its task file",
         ),
         (
             {"metric_list": [{"metric": "./script"}]},

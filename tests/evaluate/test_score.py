@@ -5,6 +5,7 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from made_up import Scripted, asked, choice, none_stored
 
 from pipeline.benchmarks import benchmark_of
 from pipeline.benchmarks.benchmark import TaskSpec
-from pipeline.evaluate import metrics, records
+from pipeline.evaluate import records
 from pipeline.evaluate.bundle import over_languages
+from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.records import (
     EvaluationResult,
@@ -152,7 +154,8 @@ def test_flores_is_sacrebleu(data_root: Path, tmp_path: Path) -> None:
     ],
 )
 def test_an_answer_that_ran_out_of_tokens(tokens: list[int], text: str, cut_off: bool) -> None:
-    assert metrics.ran_out(tokens, text, 3, ["Question:"], {2}) is cut_off
+    lm: Any = SimpleNamespace(_ends={2}, think_end=None)
+    assert Answering._ran_out(lm, tokens, text, 3, ["Question:"]) is cut_off
 
 
 def test_numbers_are_matched_as_a_person_reads_them(data_root: Path, tmp_path: Path) -> None:

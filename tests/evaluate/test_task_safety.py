@@ -18,7 +18,7 @@ from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateSyntaxError
 from lm_eval.utils import regex_replace
 from made_up import asked, choice, write_rows
 
-from pipeline.benchmarks.task_safety import refuse_card, texts_of
+from pipeline.benchmarks.task_safety import refuse_card
 from pipeline.config.harness_tasks import NAMED, forget_files, include
 from pipeline.config.task_yaml import load_plain, read_task, shipped_folder
 from pipeline.errors import PipelineError
@@ -30,6 +30,7 @@ from pipeline.limits import time_limit
 from pipeline.merge.write import refuse_link_outside
 from pipeline.models.load import load_config, load_tokenizer
 from pipeline.tables.reader import read_table
+from pipeline.text import strings_in
 
 SHELL = "os.system('touch CODE_RAN')"
 CYCLER = "{{ cycler.__init__.__globals__." + SHELL + " }}{{q}}"
@@ -81,18 +82,18 @@ HARNESS = str(shipped_folder())
     [
         (
             {"doc_to_text": CYCLER},
-            r"tasks/own.yaml: doc_to_text is refused by the sandbox of templates",
+            r"is refused by the sandbox",
         ),
-        ({"doc_to_target": f" {CYCLER}"}, r"own.yaml: doc_to_target is refused"),
-        ({"doc_to_text": "{{ q|attr('__class__') }}"}, r"own.yaml: doc_to_text is refused"),
-        ({"doc_to_text": LISTED}, r"own.yaml: doc_to_text is refused by the sandbox of templates"),
+        ({"doc_to_target": f" {CYCLER}"}, r"is refused by the sandbox"),
+        ({"doc_to_text": "{{ q|attr('__class__') }}"}, r"is refused by the sandbox"),
+        ({"doc_to_text": LISTED}, r"is refused by the sandbox"),
         (
             {"doc_to_text": "{{ 'x' * 10**9 }}"},
-            r"doc_to_text is refused by the sandbox of templates \(it repeats",
+            r"is refused by the sandbox \(it repeats",
         ),
         (
             {"doc_to_text": "{% for i in range(10**9) %}{% endfor %}"},
-            r"doc_to_text is refused .*Range too big",
+            r"is refused by the sandbox .*Range too big",
         ),
         (
             {"process_results": None, "metric_list": [{"metric": "./evil"}]},
@@ -144,7 +145,7 @@ def test_a_task_file_runs_nothing_and_reads_nothing_outside(keys: dict[str, Any]
 
 def test_consent_to_python_is_no_consent_to_templates() -> None:
     own_task(doc_to_text=CYCLER)
-    with pytest.raises(PipelineError, match="doc_to_text is refused by the sandbox"):
+    with pytest.raises(PipelineError, match="is refused by the sandbox"):
         load(run_code=True)
 
 
@@ -158,7 +159,7 @@ def test_a_function_by_another_spelling_is_one(tag: str) -> None:
     Path("tasks/own.yaml").write_text(
         tag.format(yaml.safe_dump({"task": "own", **OWN, "doc_to_text": None}))
     )
-    with pytest.raises(PipelineError, match="runs Python: own.yaml has !function"):
+    with pytest.raises(PipelineError, match="could run code: own.yaml has !function"):
         load()
 
 
@@ -219,7 +220,7 @@ def test_templates_of_the_harness_are_rendered_as_by_plain_jinja() -> None:
     files = sorted(
         path for path in Path(HARNESS).rglob("*") if path.suffix in ("", ".yaml") and path.is_file()
     )
-    texts = {text for file in files[::50] for _, text in texts_of(load_plain(file)) if "{" in text}
+    texts = {text for file in files[::50] for text in strings_in(load_plain(file)) if "{" in text}
     rendered = 0
     for text in sorted(texts):
         try:
@@ -276,7 +277,7 @@ def test_usual_widths_and_numbers_of_a_template_are_computed() -> None:
 
 def test_a_power_in_a_task_file_is_refused_before_it_is_computed() -> None:
     own_task(doc_to_text="{{q}}{{ 9**(9**9) }}")
-    with pytest.raises(PipelineError, match="own.yaml: doc_to_text is refused .*too many digits"):
+    with pytest.raises(PipelineError, match="is refused .*too many digits"):
         load()
 
 
@@ -314,7 +315,7 @@ def test_a_link_to_a_task_file_includes_what_its_target_does() -> None:
     Path("tasks/sub/inc.yml").write_text("process_docs: !function evil.f\n")
     Path("tasks/sub/evil.py").write_text(f"import os\n{SHELL}\ndef f(rows):\n    return rows\n")
     Path("tasks/own.yaml").symlink_to("sub/b.yml")
-    with pytest.raises(PipelineError, match="runs Python: inc.yml has !function"):
+    with pytest.raises(PipelineError, match="could run code: inc.yml has !function"):
         load()
 
 

@@ -4,9 +4,8 @@ All that adding it takes, but for its option in conf/eval/.
 """
 
 from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
-from pipeline.benchmarks.local_files import Row, rows_of
+from pipeline.benchmarks.local_files import Row, path_of_split, rows_of
 from pipeline.benchmarks.task_files import (
-    local_files,
     read_from,
     stock_file,
     write_task,
@@ -18,7 +17,7 @@ COLUMNS = ("premise", "choice1", "choice2")
 def define(ask: Ask) -> list[TaskSpec]:
     body: Row = {"include": [str(stock_file(ask, f"xcopa/default_{ask.language.stock}.yaml"))]}
     if ask.data_root:
-        (test,) = local_files(ask, "xcopa", ask.split)
+        test = path_of_split(ask.data_root, "xcopa", ask.language, ask.split)
         rows_of(
             test,
             {**dict.fromkeys(COLUMNS, str), "question": ("cause", "effect"), "label": (0, 1)},
@@ -30,11 +29,9 @@ def define(ask: Ask) -> list[TaskSpec]:
 
 BENCHMARK = Benchmark(
     name="xcopa",
-    title="XCOPA",
     kind="choice",
     metric="acc",
     choices=2,
-    columns=COLUMNS,
     questions=500,
     tokens=30,
     define=define,

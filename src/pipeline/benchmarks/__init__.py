@@ -46,8 +46,7 @@ def benchmark_of(task: str) -> Benchmark:
     known: list[str] = []
     for item in BENCHMARKS.values():
         known += item.tasks
-    index = harness_index()
-    near = close_matches(task, [*known, *index.tasks, *index.groups])
+    near = close_matches(task, [*known, *harness_index()])
     remedy = f"Give a task of the harness, or one such as {', '.join(known[:4])}."
     if near:
         remedy = f"Did you mean {near[0]}?"

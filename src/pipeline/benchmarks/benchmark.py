@@ -27,7 +27,6 @@ class Benchmark:
 
     Args:
         name: its folder below data_root, and its first task.
-        title: its title in reports.
         kind: the kind of its answers. choice: one of several options, by likelihood. number: text
             that ends in a number. translation: scored over the whole corpus. program: a program.
             text: scored by its probability. answer: scored as the harness' task file says.
@@ -52,7 +51,6 @@ class Benchmark:
         measures: further metrics of a question, with a unit and without bounds, such as bits.
         differences: metric -> the task whose first measure is subtracted from this task's, question
             by question.
-        columns: columns whose text is a question, with options.
         group: the column by which scores are also given separately, such as subject.
         question_column: if rows are parts of questions, the column that numbers the questions.
             eval.limit counts questions.
@@ -66,12 +64,11 @@ class Benchmark:
         built_from: files below data_root, {code} a language, if it has no folder.
         compared: for `built_from`, file -> the number of first rows that are compared with training
             data.
-        of_harness: only a task file of the harness defines it.
-        one_set: it has one test set for all languages.
+        of_harness: only a task file of the harness defines it. It has one test set for all
+            languages.
     """
 
     name: str
-    title: str
     kind: Kind
     metric: str
     define: Callable[[Ask], list[TaskSpec]]
@@ -88,7 +85,6 @@ class Benchmark:
     letters: bool = False
     measures: tuple[str, ...] = ()
     differences: Mapping[str, str] = field(default_factory=dict)
-    columns: tuple[str, ...] = ()
     group: str | None = None
     question_column: str = ""
     parts: float = 1.0
@@ -100,7 +96,6 @@ class Benchmark:
     built_from: tuple[str, ...] = ()
     compared: Mapping[str, int] = field(default_factory=dict)
     of_harness: bool = False
-    one_set: bool = False
 
     def __post_init__(self) -> None:
         if self.of_harness:
@@ -144,9 +139,7 @@ class TaskSpec:
     num_fewshot: int
     benchmark: Benchmark = field(compare=False)
     first: int = 0  # the first scored row: Belebele's first rows are few-shot examples
-    group: str = ""  # the harness' group that is scored as one task and contains this part
-    part: str = ""  # its task in the group
-    aggregates: tuple[Row, ...] = field(default=(), compare=False)  # the metrics of the group
+    part: str = ""  # its task in the group, if `task` is a group of the harness
 
     @property
     def where(self) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import Missing, Row, rows_of
 from pipeline.benchmarks.task_files import (
-    by_text,
     generation_kwargs,
     has_stock_file,
     own_task_file,
@@ -105,18 +104,21 @@ def define(name: str, data: Row, ask: Ask) -> list[TaskSpec]:
         body["include"].append(str(stock_file(ask, *stock)))
     if own_file.is_file():
         body["include"].append(str(own_file))
-    body["include"] += by_text(ask)
-    if own_file.is_file() and "generation_kwargs" in load_plain(own_file):
-        body |= generation_kwargs(ask, own_file)
+        if "generation_kwargs" in load_plain(own_file):
+            body |= generation_kwargs(ask, own_file)
+    if ask.options == "text":
+        body["include"].append(str(own_task_file(f"{ask.task}_text")))
     if ask.data_root:
         if not ask.num_fewshot:  # the file of few-shot examples may be missing
             relative = {"test": relative["test"]}
             if shown not in (None, "scored"):
                 body |= {"training_split": None, "fewshot_split": None}
         paths = {split: ask.data_root / path for split, path in relative.items()}
+        wanted = data["holds"].items()
+        holds = {column: TYPES.get(str(content), content) for column, content in wanted}
         try:
-            for split in sorted(paths, key=lambda split: split != "test"):
-                check_rows(paths[split], data, ask.data_root)
+            for path in paths.values():
+                rows_of(path, holds, ask.data_root)
         except Missing as error:
             raise Missing(f"{error}{hint}") from error
         read_from(body, **paths)
@@ -136,10 +138,3 @@ def files_of_splits(name: str, data: Row, ask: Ask) -> dict[str, str]:
             )
         relative[split] = path.format(split=file)
     return relative
-
-
-def check_rows(file: Path, data: Row, data_root: Path | None) -> None:
-    holds = {}
-    for column, wanted in data["holds"].items():
-        holds[column] = TYPES[wanted] if isinstance(wanted, str) else wanted
-    rows_of(file, holds, data_root)

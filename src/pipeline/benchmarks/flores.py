@@ -13,7 +13,6 @@ from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
 from pipeline.benchmarks.local_files import (
     Missing,
     Row,
-    check_columns,
     lines_of,
     path_of_split,
     rows_of,
@@ -53,12 +52,10 @@ def read_sentences(data_root: Path, spoken: Language, split: str) -> dict[int, s
     text = file.with_suffix(".txt")
     if text.is_file() and not file.is_file():
         return {number: line.strip() for number, line in lines_of(text)}
-    rows = rows_of(file, {"id": int})
-    column = "sentence" if "sentence" in rows[0] else "text"
-    by_id = {}
-    for number, row in enumerate(rows, start=1):
-        check_columns(row, {column: str}, f"{file}, row {number}")
-        by_id[row["id"]] = row[column]
+    first = rows_of(file, {"id": int})[0]
+    column = "sentence" if "sentence" in first else "text"
+    rows = rows_of(file, {"id": int, column: str})
+    by_id = {row["id"]: row[column] for row in rows}
     if len(by_id) != len(rows):
         raise PipelineError(
             f"{file} has an id twice, but ids join the sentences of two languages. Number its rows"
@@ -166,7 +163,6 @@ def hub_sets(spoken: Language) -> list[Source]:
 
 BENCHMARK = Benchmark(
     name="flores",
-    title="FLORES",
     kind="translation",
     metric="chrf++",
     questions=1012,

@@ -7,7 +7,6 @@ Training rows are not compared with these tasks.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,19 @@ from pipeline.benchmarks.task_safety import (
     why_unsafe,
 )
 from pipeline.config.harness_tasks import (
-    Index,
     file_of,
     harness_index,
     included_folder,
-    included_state,
+    is_group,
     members,
-    name_tasks,
+    remembered,
 )
 from pipeline.config.task_yaml import (
-    TaskFile,
     data_files,
     outside_metric,
 )
 from pipeline.errors import PipelineError
+from pipeline.text import first_few
 
 # Output type -> kind, and the metric of tasks without a metric_list
 KINDS: dict[str, tuple[Kind, str]] = {
@@ -56,27 +54,20 @@ LOWER = (*NO_SHARES, "brier_score")  # lower is better, unless a task says other
 ASSUMED_QUESTIONS, ASSUMED_TOKENS = 1000, 100  # for plans
 
 
+@remembered
 def harness_benchmark(task: str) -> Benchmark | None:
     """Return the benchmark of a task or group of the harness, or None for other tasks.
 
     Its primary metric and filter are the first in the file.
     """
-    return _benchmark(task, included_state())
-
-
-@cache
-def _benchmark(task: str, state: tuple[Index, ...]) -> Benchmark | None:
-    index = harness_index()
-    if task not in index.tasks and task not in index.groups:
+    if task not in harness_index():
         return None
     parts = members(task)
-    if not parts:
-        raise PipelineError(f"The group {task} has no tasks. Leave it out.")
     body = file_of(parts[0]).body
     kind, default_metric = KINDS[body.get("output_type", "generate_until")]
     metric, lower = _primary_metric(body.get("metric_list") or [], default_metric)
     filters = [entry["name"] for entry in body.get("filter_list") or []]
-    if task in index.groups:
+    if is_group(task):
         aggregates = group_metrics(task)
         if aggregates:
             metric = aggregates[0]["metric"]
@@ -86,7 +77,6 @@ def _benchmark(task: str, state: tuple[Index, ...]) -> Benchmark | None:
         choices = body.get("doc_to_choice")
     return Benchmark(
         name=task,
-        title=task,
         kind=kind,
         metric=metric,
         define=define,
@@ -97,21 +87,20 @@ def _benchmark(task: str, state: tuple[Index, ...]) -> Benchmark | None:
         choices=len(choices) if isinstance(choices, list) else 0,
         tokens=ASSUMED_TOKENS,
         of_harness=True,
-        one_set=True,
         lower_is_better=lower,
     )
 
 
 def _primary_metric(listed: list[Row], default: str) -> tuple[str, bool]:
     """Return the main metric of a metric_list, and True if a lower value is better."""
+    by_name = {entry["metric"]: entry for entry in listed}
     metric = default
-    names = [entry["metric"] for entry in listed]
-    if names and metric not in names:
-        metric = names[0] if isinstance(names[0], str) else ""
-    for entry in listed:
-        if entry["metric"] == metric and entry.get("higher_is_better") is not None:
-            return metric, entry["higher_is_better"] is False
-    return metric, metric in LOWER
+    if by_name and default not in by_name:
+        metric = next(iter(by_name))
+    higher_is_better = by_name.get(metric, {}).get("higher_is_better")
+    if higher_is_better is None:
+        return metric, metric in LOWER
+    return metric, not higher_is_better
 
 
 def group_metrics(group: str) -> list[Row]:
@@ -141,34 +130,22 @@ def define(ask: Ask) -> list[TaskSpec]:
         raise PipelineError(
             f"eval.split={ask.split}: {task} scores the harness' split. Leave it out."
         )
-    if task in harness_index().tasks:
+    if not is_group(task):
         return [write_task(ask, task_body(ask, task))]
-    metrics = check_group(task)
-    specs = []
-    for part in members(task):
-        body = task_body(ask, part)
-        specs.append(write_task(ask, body, group=task, part=part, aggregates=metrics))
-    return specs
+    check_group(task)
+    return [write_task(ask, task_body(ask, part), part=part) for part in members(task)]
 
 
-def check_group(group: str) -> list[Row]:
-    """Return the metrics of a group.
-
-    Raises:
-        PipelineError: the group has no score, or includes a file outside its folder.
-    """
+def check_group(group: str) -> None:
+    """Raise PipelineError if a group has no score, or includes a file outside its folder."""
     parts = members(group)
-    remedy = f"List its tasks, {name_tasks(parts)}."
-    metrics = group_metrics(group)
-    if not metrics:
+    remedy = f"List its tasks, eval.tasks=[{','.join(first_few(parts, 10))}]."
+    if not group_metrics(group):
         raise PipelineError(f"The group {group} has no score. {remedy}")
     kinds = {file_of(part).body.get("output_type", "generate_until") for part in parts}
     if len(kinds) > 1:
         raise PipelineError(f"The group {group} has tasks of several kinds. {remedy}")
-    included = included_folder(group)
-    if included:
-        refuse_includes_outside(group, file_of(group), included)
-    return metrics
+    refuse_includes_outside(group)
 
 
 def task_body(ask: Ask, task: str) -> Row:
@@ -177,25 +154,15 @@ def task_body(ask: Ask, task: str) -> Row:
     Raises:
         PipelineError: the task scores no data, or would run code without consent.
     """
-    file = harness_index().tasks[task]
-    task_file = file_of(task)
-    stock = task_file.body
-    check_task(ask, task, file, task_file)
-    body: Row = {"include": [str(file)]}
-    included = included_folder(task)
-    if included:
-        check_included(ask, task, task_file, included)
-    has_own_rows = included and data_files(stock)
+    check_task(ask, task)
+    stock = file_of(task).body
+    body: Row = {"include": [str(harness_index()[task])]}
+    has_own_rows = included_folder(task) and data_files(stock)
     if ask.data_root and not has_own_rows:
         raise Missing(
             f"{task} is a task of the harness, and data_root={ask.data_root} has no rows of it."
             f" Name its rows in a task file of eval.include_path, give {task} another data_root"
             " (null: the Hub), or leave it out."
-        )
-    if (stock.get("dataset_kwargs") or {}).get("trust_remote_code"):
-        raise PipelineError(
-            f"{task}: its data set on the Hub is a program, which is not run. Name its rows in a"
-            " task file of eval.include_path."
         )
     if ask.max_gen_toks and stock.get("output_type", "generate_until") == "generate_until":
         kwargs = stock.get("generation_kwargs") or {}
@@ -203,8 +170,12 @@ def task_body(ask: Ask, task: str) -> Row:
     return body
 
 
-def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
-    """Raise PipelineError if a task would run code, or has no questions."""
+def check_task(ask: Ask, task: str) -> None:
+    """Raise PipelineError if a task has no questions or would run code without consent.
+
+    A user-defined task must not read files outside its folder.
+    """
+    task_file = file_of(task)
     stock = task_file.body
     if runs_model_programs(task_file):
         raise PipelineError(
@@ -219,59 +190,47 @@ def check_task(ask: Ask, task: str, file: Path, task_file: TaskFile) -> None:
         )
     if not scored_split(stock):
         raise PipelineError(
-            f"{task} has no test data. Set test_split or validation_split in {file.name}."
+            f"{task} has no test data. Set test_split or validation_split in its task file."
         )
-
-
-def check_included(ask: Ask, task: str, task_file: TaskFile, included: Path) -> None:
-    """Raise PipelineError if a user-defined task could run code, or reads files outside."""
-    place = f"{task} of eval.include_path={included}"
-    if not ask.run_code:
-        python = task_file.python
-        if python:
-            raise PipelineError(
-                f"{place} runs Python: {python} has !function or class. Give eval.run_code=true if"
-                " you trust it, or leave the task out."
-            )
-        reason = why_unsafe(task_file)
-        if reason:
-            raise PipelineError(
-                f"{place} could run code: {reason}. Give eval.run_code=true if you trust it, or"
-                " remove that key."
-            )
-    refuse_includes_outside(task, task_file, included)
-    refuse_files_outside(task, task_file.body, included)
-
-
-def refuse_includes_outside(name: str, task_file: TaskFile, folder: Path) -> None:
-    """Raise PipelineError if a user-defined task or group includes a file outside its folder."""
-    outside = task_file.outside(folder)
-    if outside:
+    folder = included_folder(task)
+    if folder is None:
+        return
+    reason = why_unsafe(task_file)
+    if reason and not ask.run_code:
         raise PipelineError(
-            f"{name} includes {outside}, outside of eval.include_path={folder}, whose content"
-            " identifies a run. Move it there."
+            f"{task} of eval.include_path={folder} could run code: {reason}. Give"
+            " eval.run_code=true if you trust it, or remove that key."
         )
-
-
-def refuse_files_outside(task: str, stock: Row, folder: Path) -> None:
-    """Raise PipelineError if a user-defined task reads local rows outside its folder."""
-    named = folder_of_rows(stock)
-    if named:
+    refuse_includes_outside(task)
+    source = folder_of_rows(stock)
+    if source:
         raise PipelineError(
-            f"{task} reads rows of the folder {named}. Name their files in"
+            f"{task} reads rows of the folder {source}. Name their files in"
             f" eval.include_path={folder} by dataset_kwargs.data_files, with dataset_path: json."
         )
-    outside = next(outside_paths(stock, folder), None)
-    if outside:
+    for outside in outside_paths(stock, folder):
         raise PipelineError(
             f"{task} reads {outside}, outside of eval.include_path={folder}, whose content"
             " identifies a run. Move it there and name it from the working directory."
         )
 
 
+def refuse_includes_outside(name: str) -> None:
+    """Raise PipelineError if a user-defined task or group includes a file outside its folder."""
+    folder = included_folder(name)
+    if folder is None:
+        return
+    for path, _ in file_of(name).own:
+        if folder not in path.resolve().parents:
+            raise PipelineError(
+                f"{name} includes {path}, outside of eval.include_path={folder}, whose content"
+                " identifies a run. Move it there."
+            )
+
+
 def scored_rows(task: str) -> Path | None:
     """Return the local file of the rows that a user-defined task scores, or None."""
-    if task not in harness_index().tasks:
+    if task not in harness_index():
         return None
     stock = file_of(task).body
     own_file = data_files(stock)

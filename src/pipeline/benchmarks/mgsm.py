@@ -11,11 +11,10 @@ from pathlib import Path
 import yaml
 
 from pipeline.benchmarks.benchmark import Ask, Benchmark, TaskSpec, on_hub
-from pipeline.benchmarks.local_files import Row, rows_of
+from pipeline.benchmarks.local_files import Row, path_of_split, rows_of
 from pipeline.benchmarks.task_files import (
     generation_kwargs,
     has_stock_file,
-    local_files,
     own_task_file,
     read_from,
     stock_file,
@@ -40,7 +39,8 @@ def define(ask: Ask) -> list[TaskSpec]:
     body: Row = {"include": [str(included), str(own_file)]}
     body |= generation_kwargs(ask, included, own_file)
     if ask.data_root:
-        train, test = local_files(ask, "mgsm", "train", ask.split)
+        train = path_of_split(ask.data_root, "mgsm", ask.language, "train")
+        test = train.with_stem(ask.split)
         # templates know an example by its answer
         rows_of(test, {"question": str, "answer": (None,), "answer_number": int})
         files = {"test": test}
@@ -94,8 +94,7 @@ def _plain(text: str) -> str:
 
 
 def hub_sets(spoken: Language) -> list[Source]:
-    is_known = has_stock_file(f"mgsm/native_cot/mgsm_native_cot_{spoken.code}.yaml")
-    if is_known:
+    if has_stock_file(f"mgsm/native_cot/mgsm_native_cot_{spoken.code}.yaml"):
         return [on_hub("juletxara/mgsm", spoken.code)]
     return []
 
@@ -104,11 +103,9 @@ BENCHMARK = Benchmark(
     name="mgsm",
     variants=("mgsm_en_cot", "mgsm_direct"),
     in_english=("mgsm_en_cot",),
-    title="MGSM",
     kind="number",
     metric="exact_match",
     filter="flexible-extract",
-    columns=("question",),
     questions=250,
     tokens=64,
     exemplar_file="train.jsonl",

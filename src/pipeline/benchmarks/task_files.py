@@ -7,13 +7,12 @@ This module imports no heavy library.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from pipeline.benchmarks.benchmark import Ask, TaskSpec
-from pipeline.benchmarks.local_files import Row, path_of_split
+from pipeline.benchmarks.local_files import Row
 from pipeline.config.task_yaml import load_plain, shipped_folder
 from pipeline.errors import PipelineError
 
@@ -29,35 +28,23 @@ def stock_file(ask: Ask, name: str, wordless: str | None = None) -> Path:
         wordless: the English file of a benchmark whose prompts differ only in the rows. With rows
             of data_root it serves each language without a file.
     """
-    tasks = shipped_folder()
-    if tasks is None:
-        raise PipelineError("lm_eval is not installed. Install the package with its requirements.")
-    file = tasks / name
-    if file.is_file():
-        return file
+    if has_stock_file(name):
+        return shipped_folder() / name
+    if wordless and ask.data_root:
+        return shipped_folder() / wordless
     code = ask.language.code
     remedy = f"Leave {code} out of languages"
-    if wordless and ask.data_root:
-        return tasks / wordless
     if wordless:
         remedy += f", or give data_root with {name.partition('/')[0]}/{code}/test.jsonl"
     raise PipelineError(f"The harness has no {ask.task} in {ask.language.name}. {remedy}.")
 
 
 def has_stock_file(name: str) -> bool:
-    tasks = shipped_folder()
-    return tasks is not None and (tasks / name).is_file()
+    return (shipped_folder() / name).is_file()
 
 
 def own_task_file(name: str) -> Path:
     return OURS / f"{name}.yaml"
-
-
-def by_text(ask: Ask) -> list[str]:
-    """Return the task file that scores options by their texts, for eval.options=text."""
-    if ask.options == "text":
-        return [str(own_task_file(f"{ask.task}_text"))]
-    return []
 
 
 def generation_kwargs(ask: Ask, *files: Path) -> Row:
@@ -73,11 +60,6 @@ def generation_kwargs(ask: Ask, *files: Path) -> Row:
     return {"generation_kwargs": kwargs}
 
 
-def local_files(ask: Ask, folder: str, *splits: str) -> list[Path]:
-    assert ask.data_root
-    return [path_of_split(ask.data_root, folder, ask.language, split) for split in splits]
-
-
 def read_from(body: Row, **files: Path) -> None:
     """Point a task at local files, one for each split."""
     body["include"].append(str(own_task_file("local")))
@@ -90,9 +72,7 @@ def write_task(
     body: Row,
     pair: str | None = None,
     first: int = 0,
-    group: str = "",
     part: str = "",
-    aggregates: Sequence[Row] = (),
 ) -> TaskSpec:
     """Write the YAML file of a task, and return the task.
 
@@ -101,9 +81,7 @@ def write_task(
         body: the content of the file.
         pair: the translation pair.
         first: the first scored row.
-        group: the group that is scored as one task.
-        part: the task in the group.
-        aggregates: the metrics of the group.
+        part: the task in a group that is scored as one task.
     """
     code = pair or ask.language.code
     name, file_name = ask.task, ask.task
@@ -122,7 +100,5 @@ def write_task(
         ask.num_fewshot,
         ask.benchmark,
         first,
-        group,
         part,
-        tuple(aggregates),
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.task_yaml import READERS, FunctionName, TaskFile, names_of_rows
+from pipeline.config.task_yaml import READERS, TaskFile, names_of_rows
 from pipeline.errors import PipelineError
 from pipeline.files import readable_yaml
 from pipeline.text import strings_in
@@ -31,17 +31,10 @@ GENERATION = (
 ).split()
 
 
-def texts_of(body: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Return the texts of a task file that may be templates, with their keys."""
-    for key, value in body.items():
-        if isinstance(value, str) and not isinstance(value, FunctionName):
-            yield f"{before}{key}", value
-        elif key == "fewshot_config" and isinstance(value, dict):
-            yield from texts_of(value, f"{key}.")
-
-
 def why_unsafe(task_file: TaskFile) -> str | None:
-    """Return which keys of a user-defined task without !function could run code, or None."""
+    """Return which keys of a user-defined task could run code, or None."""
+    if task_file.python:
+        return f"{task_file.python} has !function or class"
     unknown = (task_file.body.get("generation_kwargs") or {}).keys() - GENERATION
     if unknown:
         return f"generation_kwargs sets {', '.join(unknown)}"

@@ -130,7 +130,7 @@ def unknown_option(group: str, option: str) -> str:
     names = conf.options(group)
     close = close_matches(option, names, cutoff=0.5)
     if group == "eval":
-        close += close_matches(option, harness_index().tasks, cutoff=0.8)[:1]
+        close += close_matches(option, harness_index(), cutoff=0.8)[:1]
     wrong = f"{group}={option} is not an option"
     if close:
         return f"{wrong}: did you mean {' or '.join(close)}? --help lists all options."

@@ -6,11 +6,11 @@ They are found without importing the harness.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import ChainMap
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config import conf
 from pipeline.config.knob import Tree, Words
@@ -49,24 +49,19 @@ OF_GROUPS = {
 }  # keys of a group that is defined inside another group
 MOST_LETTERS = 150
 NAME = re.compile(rf"(?!\.)[\w .+()&,-]{{1,{MOST_LETTERS}}}")  # name of a user-defined task
-MOST_NAMED = 10  # tasks in a message
 
 
-@dataclass(frozen=True, eq=False)
-class Index:
-    """The tasks and groups in the files below one folder, as they were when it was read.
-
-    It maps a task or group to its YAML file.
-    """
-
-    tasks: dict[str, Path] = field(default_factory=dict)
-    groups: dict[str, Path] = field(default_factory=dict)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.tasks or name in self.groups
+Function = TypeVar("Function", bound=Callable[..., Any])
+Index = dict[str, Path]  # task or group -> its YAML file
+_included: dict[Path, Index] = {}  # folder of eval.include_path -> its tasks and groups
+_remembered: list[Any] = []
 
 
-_included: dict[Path, Index] = {}  # folder of eval.include_path -> its tasks
+def remembered(function: Function) -> Function:
+    """Cache the results of a function until eval.include_path adds tasks."""
+    cached: Any = cache(function)
+    _remembered.append(cached)
+    return cached  # type: ignore[no-any-return]
 
 
 def index(folder: Path) -> Index:
@@ -74,27 +69,24 @@ def index(folder: Path) -> Index:
 
     Python classes are not included. The harness' 14,000 files take a second.
     """
-    result = Index()
+    result = {}
     for file in sorted(folder.rglob("*")):
         if file.suffix != ".yaml" or not file.is_file():
             continue
         if file.stat().st_size > MOST_BYTES:
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
-        group = NAMED["group"].search(text)
-        if group:
-            result.groups[group[1]] = file
-        elif "\nclass:" not in text and (task := NAMED["task"].search(text)):
-            result.tasks[task[1]] = file
+        name = NAMED["group"].search(text)
+        if not name and "\nclass:" not in text:
+            name = NAMED["task"].search(text)
+        if name:
+            result[name[1]] = file
     return result
 
 
 @cache
 def shipped() -> Index:
-    folder = shipped_folder()
-    if folder:
-        return index(folder)
-    return Index()
+    return index(shipped_folder())
 
 
 def include(folder: str) -> None:
@@ -112,13 +104,13 @@ def include(folder: str) -> None:
     if path in _included:
         return
     own_index = index(path)
-    if not own_index.tasks:
+    if not own_index:
         for file in sorted(path.rglob("*.yaml")):
             load_plain(file)  # or raises an error that says what is wrong
         raise PipelineError(
             f"eval.include_path={folder} has no task. Name a folder of YAML files with task: NAME."
         )
-    for name in (*own_index.tasks, *own_index.groups):
+    for name in own_index:
         if not NAME.fullmatch(name):
             raise PipelineError(
                 f"eval.include_path={folder}: {name[:60]!r} cannot name a task, because files are"
@@ -143,8 +135,8 @@ def forget_files() -> None:
 
 
 def forget_names() -> None:
-    for read in (harness_index, members, tags_below, file_of):
-        read.cache_clear()
+    for function in _remembered:
+        function.cache_clear()
 
 
 def included_folder(task: str) -> Path | None:
@@ -172,43 +164,38 @@ def files_of_task(name: str) -> tuple[Path, ...]:
     return tuple(sorted(file for file in resolved if folder in file.parents))
 
 
-def included_state() -> tuple[Index, ...]:
-    """Return what eval.include_path has added, as a part of the keys of caches."""
-    return tuple(_included.values())
-
-
-@cache
+@remembered
 def harness_index() -> Index:
-    """Return all known tasks, of the installed harness and of eval.include_path."""
-    result = Index()
-    for part in (shipped(), *_included.values()):
-        result.tasks.update(part.tasks)
-        result.groups.update(part.groups)
-    return result
+    """Return all known tasks and groups, of the installed harness and of eval.include_path."""
+    return dict(ChainMap(*_included.values(), shipped()))
 
 
-@cache
+@remembered
 def file_of(name: str) -> TaskFile:
     """Return the file of a task or group, which is read once in a command."""
-    index = harness_index()
-    return read_task(index.tasks.get(name) or index.groups[name])
+    return read_task(harness_index()[name])
 
 
-@cache
+def is_group(name: str) -> bool:
+    return "group" in file_of(name).body
+
+
+@remembered
 def members(name: str) -> tuple[str, ...]:
     """Return the tasks of a group in its order; for a task, only the task.
 
     Groups and tags within the group are expanded.
 
     Raises:
-        PipelineError: a group redefines its tasks, or has an unknown task.
+        PipelineError: a group redefines its tasks, or has no task or an unknown one.
     """
-    harness = harness_index()
-    if name in harness.tasks:
+    if not is_group(name):
         return (name,)
-    folder = harness.groups[name].parent
     listed = file_of(name).body.get("task") or []
-    return tuple(dict.fromkeys(tasks_within(name, listed, folder)))
+    parts = dict.fromkeys(tasks_within(name, listed, harness_index()[name].parent))
+    if not parts:
+        raise PipelineError(f"The group {name} has no tasks. Leave it out.")
+    return tuple(parts)
 
 
 def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[str]:
@@ -233,11 +220,10 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
             )
         if is_inside:
             members_inside = tuple(tasks_within(group, entry.get("task") or [], folder))
+        elif part in harness:
+            members_inside = members(part)
         else:
-            if part in harness:
-                members_inside = members(part)
-            else:
-                members_inside = tuple(tagged(part, folder))
+            members_inside = tuple(tagged(part, folder))
         if not members_inside:
             raise PipelineError(
                 f"The group {group} has an unknown task {part}. List the others in eval.tasks."
@@ -245,37 +231,33 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
         yield from members_inside
 
 
-@cache
+@remembered
 def tags_below(folder: Path) -> dict[str, list[str]]:
     """Return tag -> tasks in a folder and below it."""
     by_tag: dict[str, list[str]] = {}
-    for name, file in harness_index().tasks.items():
-        tags = (read_task(file).body.get("tag") or []) if folder in file.parents else []
+    for name, file in harness_index().items():
+        if folder not in file.parents:
+            continue
+        body = read_task(file).body
+        tags = body.get("tag") or []
+        if "group" in body:
+            continue
         for tag in [tags] if isinstance(tags, str) else tags:
             by_tag.setdefault(tag, []).append(name)
     return by_tag
 
 
-def tagged(tag: str, nearest: Path | None = None) -> list[str]:
+def tagged(tag: str, nearest: Path) -> list[str]:
     """Return the tasks with a tag.
 
     Most tags belong to one folder, so the tasks below `nearest` have priority. Otherwise all files
     are searched, which takes two seconds.
     """
-    folders = [nearest, *_included, shipped_folder()]
-    for folder in filter(None, folders):
+    for folder in (nearest, *_included, shipped_folder()):
         tasks = tags_below(folder).get(tag)
         if tasks:
             return tasks
     return []
-
-
-def name_tasks(tasks: Sequence[str]) -> str:
-    """Return the override that scores some tasks, or the first of many."""
-    named = [*tasks[:MOST_NAMED]]
-    if len(tasks) > MOST_NAMED:
-        named.append("...")
-    return f"{TASKS}=[{','.join(named)}]"
 
 
 def spell_out_tasks(settings: Words, options: list[str]) -> Tree:
@@ -327,12 +309,11 @@ def split_shots(name: str) -> tuple[str, int | None]:
 
 def option_of_other_shots(name: str, options: list[str]) -> str | None:
     """Return the first option of eval= that differs from a name only in its exemplars."""
-    task, shots = split_shots(name)
-    numbered = [option for option in options if SHOTS.fullmatch(option)]
-    near = (option for option in numbered if split_shots(option)[0] == task)
-    if shots is None:
+    match = SHOTS.fullmatch(name)
+    if match is None:
         return None
-    return next(near, None)
+    of_task = re.compile(rf"{re.escape(match[1])}_\d+shot")
+    return next(filter(of_task.fullmatch, options), None)
 
 
 def tasks_of_option(option: str) -> list[Tree]:
@@ -345,11 +326,10 @@ def task_of_option(option: str) -> str:
     Its file lists the task. Otherwise it is the option's name without the number of exemplars:
     arc_easy for arc_easy_5shot.
     """
-    tasks = []
     if conf.option_file("eval", option):
         tasks = tasks_of_option(option)
-    if len(tasks) == 1:
-        return str(tasks[0]["task"])
+        if len(tasks) == 1:
+            return str(tasks[0]["task"])
     return split_shots(option)[0]
 
 
@@ -371,7 +351,4 @@ def stock_shots(name: str) -> int:
 
     For a group it is the number of its first task.
     """
-    first = next(iter(members(name)), None)
-    if first:
-        return int(file_of(first).body.get("num_fewshot") or 0)
-    return 0
+    return int(file_of(members(name)[0]).body.get("num_fewshot") or 0)

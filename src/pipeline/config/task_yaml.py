@@ -10,7 +10,7 @@ import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ MOST_BYTES = 1_000_000  # maximum size of a task file
 READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are not folders
 
 
-def shipped_folder() -> Path | None:
-    spec = importlib.util.find_spec("lm_eval")
-    if spec and spec.submodule_search_locations:
-        return Path(spec.submodule_search_locations[0]) / "tasks"
-    return None
+@cache
+def shipped_folder() -> Path:
+    """Return the harness' folder of tasks, without importing the harness."""
+    spec: Any = importlib.util.find_spec("lm_eval")
+    return Path(spec.origin).with_name("tasks").resolve()
 
 
 class FunctionName(str):
@@ -92,13 +92,11 @@ class TaskFile:
 
         The harness' files are trusted.
         """
-        trusted = shipped_folder()
-        folder = trusted.resolve() if trusted else None
-        found = []
+        own_parts = []
         for path, content in reversed(self.parts):
-            if folder not in path.resolve().parents:
-                found.append((path, content))
-        return found
+            if shipped_folder() not in path.resolve().parents:
+                own_parts.append((path, content))
+        return own_parts
 
     @cached_property
     def python(self) -> str | None:
@@ -109,10 +107,6 @@ class TaskFile:
             if "class" in content or names_function:
                 return path.name
         return None
-
-    def outside(self, folder: Path) -> Path | None:
-        """Return a file that is neither below `folder` nor the harness' own, or None."""
-        return next((path for path, _ in self.own if folder not in path.resolve().parents), None)
 
 
 def read_task(file: Path) -> TaskFile:
@@ -141,11 +135,8 @@ def outside_metric(body: Mapping[str, Any]) -> str | None:
 
     The harness would download such a metric as a program from the Hub.
     """
-    folder = shipped_folder()
-    text = ""
-    if folder:
-        text = (folder.parent / "api/metrics.py").read_text(encoding="utf-8")
-    metric_names = set(re.findall(r'metric="([^"]+)"', text))
+    metrics = shipped_folder().with_name("api") / "metrics.py"
+    metric_names = re.findall(r'metric="([^"]+)"', metrics.read_text(encoding="utf-8"))
     if isinstance(body.get("process_results"), FunctionName):
         return None  # the harness loads no metric
     for entry in body.get("metric_list") or []:

@@ -20,7 +20,7 @@ from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.tasks import task_specs
 from pipeline.hub.models import local_folder, of_hub
 from pipeline.models.checkpoint import check_headers, is_adapter
-from pipeline.models.load import refuse_without_tokenizer, wrapped_names
+from pipeline.models.load import refuse_without_tokenizer
 from pipeline.runs.run import Folder
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _look_for(base: Path) -> None:
     local_folder(base, fetch=False)
 
 
-def refuse_model(folder: Path, settings: Eval) -> None:
+def refuse_model(folder: Path) -> None:
     """Raise PipelineError if a model's files show that it cannot be scored.
 
     Finds truncated weights and a missing tokenizer. A folder without weights is checked when they
@@ -96,14 +96,6 @@ def refuse_model(folder: Path, settings: Eval) -> None:
     if not any(folder.glob("*.safetensors")):
         return
     check_headers(folder)
-    if settings.backend != "hf" and not is_adapter(folder):
-        wrapped = wrapped_names(folder)
-        if wrapped:
-            raise PipelineError(
-                f"eval.backend={settings.backend} cannot read the tensor {min(wrapped)} of"
-                f" checkpoint {folder}: a wrapper of the training is part of its name. Write the"
-                f" checkpoint anew with stage=export checkpoint={folder}, or set eval.backend=hf."
-            )
     refuse_without_tokenizer(folder)
 
 

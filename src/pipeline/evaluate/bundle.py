@@ -37,7 +37,7 @@ def scoring_runs(config: EvalStage) -> dict[str, EvalStage]:
     configs = {}
     for task in config.eval.tasks:
         benchmark = benchmark_of(task.task)
-        languages = config.languages[:1] if benchmark.one_set else config.languages
+        languages = config.languages[:1] if benchmark.of_harness else config.languages
         for language in dict.fromkeys(languages):
             to_itself = benchmark.kind == "translation" and language == "en"
             if to_itself and len(set(config.languages)) > 1:
@@ -110,9 +110,12 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
             groups.setdefault(place, {})[row.language] = row
     means = []
     for (*_, pair), by_language in groups.items():
-        scored = {code: row for code, row in by_language.items() if row.value is not None}
-        if 1 < len(by_language) == len(scored):
-            means.append(mean_of(list(scored.values()), pair))
+        of_languages = list(by_language.values())
+        values = [row.value for row in of_languages if row.value is not None]
+        if 1 < len(by_language) == len(values):
+            mean = replace(of_languages[0], language="mean", pair=pair, stderr=None)
+            questions = sum(row.n for row in of_languages)
+            means.append(replace(mean, value=fmean(values), n=questions))
     return means
 
 
@@ -120,10 +123,3 @@ def _mean_pair(pair: str | None) -> str | None:
     if not pair:
         return pair
     return "mean-en" if pair.endswith("-en") else "en-mean"
-
-
-def mean_of(rows: Sequence[ScoreRow], pair: str | None) -> ScoreRow:
-    """Return the mean row of several languages, each with the same weight."""
-    value = fmean([row.value for row in rows if row.value is not None])
-    mean = replace(rows[0], language="mean", pair=pair, stderr=None)
-    return replace(mean, value=value, n=sum(row.n for row in rows))

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.benchmarks.benchmark import TaskSpec
+from pipeline.benchmarks.harness import group_metrics
+from pipeline.benchmarks.local_files import Row
 from pipeline.errors import PipelineError
 from pipeline.evaluate.records import EvaluationResult, Sample, ScoreRow
 
@@ -25,18 +27,20 @@ def join_group(
     multiplied by questions / (parts * questions of its part).
     """
     first = specs[0]
-    if not first.group:
+    if not first.part:
         return specs, result
-    name = f"{first.group}_{first.where}_{first.num_fewshot}shot"
-    group = replace(first, name=name, group="", part="")
-    rows = [*_group_rows(first, result.rows), *result.rows]
-    return [group], replace(result, rows=rows, samples={name: _samples_of(specs, result)})
+    name = f"{first.task}_{first.where}_{first.num_fewshot}shot"
+    metrics = group_metrics(first.task)
+    rows = [*_group_rows(first.task, metrics, result.rows), *result.rows]
+    samples = _samples_of(specs, metrics, result)
+    group = replace(first, name=name, part="")
+    return [group], replace(result, rows=rows, samples={name: samples})
 
 
-def _group_rows(first: TaskSpec, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
+def _group_rows(group: str, metrics: Sequence[Row], parts: Sequence[ScoreRow]) -> list[ScoreRow]:
     """Return the harness' score of a group in each metric and filter that it aggregates."""
     group_rows = []
-    for metric in first.aggregates:
+    for metric in metrics:
         by_filter: dict[str, list[ScoreRow]] = {}
         for row in parts:
             if row.metric == metric["metric"]:
@@ -49,8 +53,7 @@ def _group_rows(first: TaskSpec, parts: Sequence[ScoreRow]) -> list[ScoreRow]:
                 group_rows.append(_group_row(by_filter[name], metric["weight_by_size"]))
     if not group_rows:
         raise PipelineError(
-            f"The tasks of the group {first.group} lack its metrics. List the tasks in"
-            " eval.tasks=[...]."
+            f"The tasks of the group {group} lack its metrics. List the tasks in eval.tasks=[...]."
         )
     return group_rows
 
@@ -74,13 +77,13 @@ def _group_row(rows: Sequence[ScoreRow], by_size: bool) -> ScoreRow:
     return replace(rows[0], subject=None, value=value, stderr=stderr, n=sum(sizes))
 
 
-def _samples_of(parts: Sequence[TaskSpec], result: EvaluationResult) -> list[Sample]:
+def _samples_of(
+    parts: Sequence[TaskSpec], metrics: Sequence[Row], result: EvaluationResult
+) -> list[Sample]:
     by_part = [result.samples[part.name] for part in parts]
     total = sum(map(len, by_part))
-    weighted = set()  # metrics that give each part the same weight
-    for metric in parts[0].aggregates:
-        if not metric["weight_by_size"]:
-            weighted.add(metric["metric"])
+    # metrics that give each part the same weight
+    weighted = {metric["metric"] for metric in metrics if not metric["weight_by_size"]}
     joined: list[Sample] = []
     for part_index, (part, questions) in enumerate(zip(parts, by_part, strict=True)):
         weight = total / (len(parts) * len(questions))

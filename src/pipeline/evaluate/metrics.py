@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -47,23 +47,6 @@ def majority(extracted: Sequence[str]) -> list[int]:
             parsed.append(vote)
     best = max(parsed, key=parsed.count, default=INVALID)
     return [index for index, vote in enumerate(votes) if vote == best]
-
-
-def ran_out(
-    tokens: Sequence[int], text: str, max_gen_toks: int, stop: Iterable[str], ends: Set[int]
-) -> bool:
-    """Return True if an answer used all its tokens without an end token or a stop string.
-
-    Args:
-        tokens: The generated tokens, which a batch may continue past the answer's end.
-        text: All of `tokens`, decoded.
-        max_gen_toks: The most tokens of an answer.
-        stop: Stop strings.
-        ends: End tokens.
-    """
-    if len(tokens) < max_gen_toks or not ends.isdisjoint(tokens):
-        return False
-    return not any(string and string in text for string in stop)
 
 
 def bleu_ja_mecab(items: Iterable[tuple[str, str]]) -> float:
@@ -187,12 +170,6 @@ def _plainly(value: Decimal) -> str:
     if "." in written:
         return written + "0"
     return written
-
-
-def numeric_match(response: str, gold: int | str, language: str = "en") -> float:
-    """Return 1.0 if the last number of a response in this language is `gold`, otherwise 0.0."""
-    number = last_number(response, language)
-    return float(number is not None and number == last_number(str(gold)))
 
 
 def last_number(text: str, language: str = "en") -> Fraction | None:

@@ -23,7 +23,6 @@ from lm_eval.models.utils import (
 )
 
 from pipeline.errors import PipelineError
-from pipeline.evaluate import metrics
 from pipeline.evaluate.backend import without_weights
 from pipeline.evaluate.decode import Ending, split_thoughts
 from pipeline.evaluate.steps import Sampling
@@ -202,12 +201,15 @@ class Answering(HFLM):
     def _ran_out(self, tokens: list[int], text: str, room: int, stop: Sequence[str]) -> bool:
         """Return True if an answer used all its tokens without reaching an end.
 
-        An end is an end token, or a stop string after the thoughts.
+        An end is an end token, or a stop string after the thoughts. A batch may continue `tokens`
+        past the answer's end. `text` is all of them, decoded.
         """
+        if len(tokens) < room or not self._ends.isdisjoint(tokens):
+            return False
         thoughts, answer = split_thoughts(text, self.think_end)
         if self.think_end is not None and thoughts is None:
-            stop = []
-        return metrics.ran_out(tokens, answer, room, stop, self._ends)
+            return True
+        return not any(string and string in answer for string in stop)
 
     # --- called by the harness' own loops ---
 

@@ -23,11 +23,11 @@ from pipeline.config.harness_tasks import included_folder
 from pipeline.errors import PipelineError, first_line, suggest
 from pipeline.evaluate.model import DRAW
 from pipeline.evaluate.tasks import data_sets
-from pipeline.evaluate.templates import RefusedTemplate, remember_places
+from pipeline.evaluate.templates import RefusedTemplate
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock, unusable_cache
 from pipeline.models.load import date_of_templates
-from pipeline.text import one_line
+from pipeline.text import one_line, printable
 
 FEWSHOT_SEED = 1234  # the default of the harness' simple_evaluate
 
@@ -73,7 +73,6 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
             refusal = refusal_of_set(repository)
             if refusal:
                 refusals.append(f"{repository}: {first_line(refusal)}")
-        remember_places(spec.file)
         offline = reach.force_offline() if refusals else nullcontext()
         try:
             with reach.at_locked_revisions(lock), offline:
@@ -156,9 +155,8 @@ def _refuse_too_few_rows(spec: TaskSpec, task: Any) -> None:
     """Raise PipelineError for a task without questions or with too few exemplars."""
     if spec.num_fewshot:
         by_subject = getattr(task, "exemplars", {"": list(task.fewshot_docs())})
-        counts = {subject: len(docs) for subject, docs in by_subject.items()}
-        scarcest = min(counts, key=lambda subject: counts[subject])
-        fewest = counts[scarcest]
+        scarcest = min(by_subject, key=lambda subject: len(by_subject[subject]))
+        fewest = len(by_subject[scarcest])
         if fewest < spec.num_fewshot:
             of_subject = f" of {scarcest}" if scarcest else ""
             raise PipelineError(
@@ -232,12 +230,12 @@ def refuse_empty_prompts(spec: TaskSpec, task: Any, tokenizer: Any) -> None:
 
     A single empty prompt is allowed: acc_mutual_info has one for each option.
     """
-    written = set()
+    by_question: dict[int, list[Instance]] = {}
     for request in task.instances:
-        if without_marks(request.args[0], tokenizer):
-            written.add(request.doc_id)
-    for request in task.instances:
-        if request.doc_id not in written and str(task.doc_to_text(request.doc)).strip():
+        by_question.setdefault(request.doc_id, []).append(request)
+    for requests in by_question.values():
+        is_written = any(without_marks(request.args[0], tokenizer) for request in requests)
+        if not is_written and str(task.doc_to_text(requests[0].doc)).strip():
             problem = f"renders an empty prompt for a question of {spec.name}"
             raise PipelineError(template_problem(problem))
 
@@ -311,8 +309,7 @@ def template_problem(problem: str) -> str:
 
 def plain_line(error: Exception) -> str:
     """Return an error's message in one line of at most 200 printable characters."""
-    text = one_line(str(error)) or type(error).__name__
-    return "".join(letter for letter in text if letter.isprintable())[:200]
+    return printable(one_line(str(error)) or type(error).__name__)[:200]
 
 
 def without_marks(text: str, tokenizer: Any) -> str:

@@ -155,33 +155,32 @@ def share_rows(spec: TaskSpec, samples: list[Sample]) -> list[ScoreRow]:
     They are the shares of answers without a number and of answers that ran out of tokens, the
     scores of sampled answers (majority and pass@k), and the scores by group.
     """
-    answers = [answers_of(sample) for sample in samples]
-    shares: dict[str, list[Any]] = {"unparsed": [], "cut_off": []}
-    for of_question in answers:
-        if spec.kind == "number":
-            unparsed = [answer["extracted"] == metrics.INVALID for answer in of_question]
-            shares["unparsed"].append(fmean(unparsed))
-        if "cut_off" in of_question[0]:
-            shares["cut_off"].append(fmean([answer["cut_off"] for answer in of_question]))
-    for name in samples[0]["scores"] if samples else ():
+    if not samples:
+        return []
+    first = samples[0]
+    metric, chief = spec.primary
+    shares: dict[str, list[Any]] = {}
+    if spec.kind == "number":
+        shares["unparsed"] = share_of(samples, "extracted", metrics.INVALID)
+    if "cut_off" in first:
+        shares["cut_off"] = share_of(samples, "cut_off", True)
+    for name in first["scores"]:
         if name == "majority" or name.startswith("pass@"):
             shares[name] = [sample["scores"][name] for sample in samples]
-    _, chief = spec.primary
-    rows = [score_row(spec, name, chief, values) for name, values in shares.items() if values]
-    return rows + _group_rows(spec, samples)
-
-
-def _group_rows(spec: TaskSpec, samples: list[Sample]) -> list[ScoreRow]:
+    rows = [score_row(spec, name, chief, values) for name, values in shares.items()]
     column = spec.benchmark.group
-    metric, primary_filter = spec.primary
     by_group: dict[str, list[Any]] = {}
     for sample in samples:
         if column:
             by_group.setdefault(sample[column], []).append(sample["scores"][metric])
-    groups = sorted(by_group)
-    return [
-        score_row(spec, metric, primary_filter, by_group[name], subject=name) for name in groups
-    ]
+    for group, values in sorted(by_group.items()):
+        rows.append(score_row(spec, metric, chief, values, subject=group))
+    return rows
+
+
+def share_of(samples: Sequence[Sample], key: str, value: Any) -> list[float]:
+    """Return for each question the share of its answers that have a value under a key."""
+    return [fmean(answer[key] == value for answer in answers_of(sample)) for sample in samples]
 
 
 def sample_of(spec: TaskSpec, record: Mapping[str, Any], cut_off: bool | None) -> Sample:
@@ -195,20 +194,30 @@ def sample_of(spec: TaskSpec, record: Mapping[str, Any], cut_off: bool | None) -
     """
     benchmark = spec.benchmark
     scores = {name: record[name] for name in record["metrics"]}
+    score = scores.get(benchmark.metric)
     if benchmark.kind == "choice":
-        part = _choice_sample(spec, record, scores.get(benchmark.metric))
+        part = _choice_sample(spec, record, score)
     elif benchmark.kind == "text":
         part = {"target": str(record["target"]), "response": "", "extracted": "", "correct": None}
         if benchmark.of_harness:
             scores = {name: value for name, value in scores.items() if not isinstance(value, tuple)}
     else:
-        part = _written_sample(spec, record, scores.get(benchmark.metric))
+        response = record["resps"][0][0]
+        extracted = record["filtered_resps"][0]
+        part = {
+            "target": str(record["target"]),
+            "response": response,
+            "extracted": str(extracted),
+            "correct": right_or_wrong(score),
+        }
         if benchmark.kind == "number":
-            gold = record["doc"]["answer_number"]
-            scores["numeric_match"] = metrics.numeric_match(part["response"], gold, spec.answers_in)
+            number = metrics.last_number(response, spec.answers_in)
+            gold = metrics.last_number(str(record["doc"]["answer_number"]))
+            part["number"] = None if number is None else str(number)
+            scores["numeric_match"] = float(number == gold)
         elif benchmark.kind == "translation":
-            chrf = metrics.sentence_chrf(record["target"], record["filtered_resps"][0])
-            scores = {"chrf++": chrf}
+            part |= {"extracted": extracted.strip(), "correct": None}
+            scores = {"chrf++": metrics.sentence_chrf(record["target"], extracted)}
         if cut_off is not None:
             part["cut_off"] = cut_off
     return {
@@ -231,39 +240,22 @@ def _choice_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sam
     if len({*options}) < len(options):
         # options that are parts of the prompt, as in Winogrande, have the same continuation
         options = [f"{label}: {text}" for label, text in enumerate(options, 1)]
-    answers = record["filtered_resps"][: len(options)]
-    likelihoods = [float(likelihood) for likelihood, _ in answers]
-    best = options[likelihoods.index(max(likelihoods))]
+    likelihoods = {}
+    for option, (likelihood, _) in zip(options, record["filtered_resps"], strict=False):
+        likelihoods[option] = float(likelihood)
+    best = max(options, key=lambda option: likelihoods[option])
     target = record["target"]
     sample: Sample = {
         "target": options[target] if isinstance(target, int) else target,
         "response": best,
         "extracted": best,
         "correct": right_or_wrong(score, bool(benchmark.question_column)),
-        "loglikelihoods": dict(zip(options, likelihoods, strict=True)),
+        "loglikelihoods": likelihoods,
     }
     if benchmark.group:
         sample[benchmark.group] = record["doc"][benchmark.group]
     if benchmark.passage:
         sample["group"] = passage_group(record["doc"][benchmark.passage])
-    return sample
-
-
-def _written_sample(spec: TaskSpec, record: Mapping[str, Any], score: Any) -> Sample:
-    response = record["resps"][0][0]
-    extracted = record["filtered_resps"][0]
-    sample: Sample = {
-        "target": str(record["target"]),
-        "response": response,
-        "extracted": str(extracted),
-        "correct": right_or_wrong(score),
-    }
-    if spec.kind == "translation":
-        sample["extracted"] = extracted.strip()
-        sample["correct"] = None
-    elif spec.kind == "number":
-        number = metrics.last_number(response, spec.answers_in)
-        sample["number"] = None if number is None else str(number)
     return sample
 
 
@@ -354,9 +346,7 @@ def further_rows_of(
         of_task = samples[spec.name]
         if spec.kind == "number":
             right = [sample["scores"]["numeric_match"] for sample in of_task]
-            unparsed = []
-            for sample in of_task:
-                unparsed.append(fmean(answer["number"] is None for answer in answers_of(sample)))
+            unparsed = share_of(of_task, "number", None)
             rows.append(score_row(spec, "numeric_match", "last-number", right))
             rows.append(score_row(spec, "unparsed", "last-number", unparsed))
             rows += language_rows(spec, of_task)
@@ -431,11 +421,8 @@ def write_scores(result: EvaluationResult, work: Path) -> dict[str, float]:
     }
     text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
     (work / "scores.json").write_text(text, encoding="utf-8")
-    scores = {}
-    for row in [*result.rows, *result.beside]:
-        if row.value is not None:
-            scores[_name_of(row)] = row.value
-    return scores
+    rows = [*result.rows, *result.beside]
+    return {_name_of(row): row.value for row in rows if row.value is not None}
 
 
 def _name_of(row: ScoreRow) -> str:

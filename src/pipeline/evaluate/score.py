@@ -102,7 +102,10 @@ def score_tasks(
     harness |= facts
     harness["share_prefix"] = settings.share_prefix and not lm.unshared
     harness["found_again"] = [asked.name for asked in asked_tasks if not asked.left]
-    harness |= rows_used(asked_tasks, settings)
+    stored = [asked.answers.found for asked in asked_tasks]
+    used = [found[USED] for found in stored if USED in found]
+    if used:  # otherwise the answers were stored, and do not depend on it
+        harness[USED] = max(used)
     rows = list(chain(*(result.rows for result in results.values())))
     samples = {name: result.samples for name, result in results.items()}
     return EvaluationResult(rows, samples, harness)
@@ -154,15 +157,6 @@ def decided_by(settings: Eval) -> dict[str, Any]:
     return decides
 
 
-def rounds_together(settings: Eval) -> bool:
-    """Return True if an answer depends on the answers computed together with it.
-
-    This is so below float32, unless vLLM is batch-invariant, which needs a GPU.
-    """
-    invariant = torch.cuda.is_available() and engine_of(settings).get("batch_invariant") == "1"
-    return below_float32(settings) and not invariant
-
-
 def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store) -> Asked:
     """Build the requests of a task and look up their stored answers.
 
@@ -175,7 +169,7 @@ def ask(lm: Answering, spec: TaskSpec, task: Task, settings: Eval, store: Store)
     rows = rows_asked(spec, task, settings)
     requests = build_requests(lm, spec, task, rows, settings)
     together = None
-    if rounds_together(settings):
+    if below_float32(settings):
         together = digest([key_of(request) for request in requests])
     answers = store.answers(spec.name, decided_by(settings), together)
     unanswered = [request for request in requests if answers.look_up(key_of(request)) is None]
@@ -353,25 +347,10 @@ def rounding_settings(settings: Eval) -> dict[str, Any]:
     """
     if not below_float32(settings):
         return {}
-    processor = f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
-    default_rows: int | None = ROWS
+    rows = settings.batch_size
     if torch.cuda.is_available():
         processor = torch.cuda.get_device_name()
-        default_rows = None
-    how: dict[str, Any] = {}
-    if rounds_together(settings):
-        how[USED] = settings.batch_size or default_rows
-    return how | {"share_prefix": settings.share_prefix, "processor": processor}
-
-
-def rows_used(asked: Sequence[Asked], settings: Eval) -> dict[str, Any]:
-    """Return the batch sizes that the answers were computed in.
-
-    The batch size of stored answers is known only if answers depend on it.
-    """
-    default_rows = settings.batch_size if rounds_together(settings) else None
-    used = {task.answers.found.get(USED, default_rows) for task in asked}
-    numbers = sorted(filter(None, used))
-    if not numbers:
-        return {}
-    return {USED: numbers if len(numbers) > 1 else numbers[0]}
+    else:
+        processor = f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
+        rows = rows or ROWS
+    return {USED: rows, "share_prefix": settings.share_prefix, "processor": processor}

@@ -41,10 +41,7 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     config = run.config
     select = config.select
     by_loss = select.by == "validation_loss"
-    models = {}
-    for role, parent in run.parents.items():
-        if role not in ("base", "model"):
-            models[role] = parent
+    models = {role: run.parents[role] for role in run.parents if "@" in role}
     if by_loss:
         keys = ["validation_loss"]
         values = validation_losses(models)
@@ -58,8 +55,8 @@ def make(run: Run[SelectStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     rows = []
     for role, measured in values.items():
         training, _, step = role.partition("@")
-        row = {"checkpoint": models[role].name, "training": training, "step": int(step)}
         below = [name for name, least in floor.items() if measured[name] < least]
+        row = {"checkpoint": models[role].name, "training": training, "step": int(step)}
         rows.append(row | {"values": measured, "below": below})
     ranking = ranked(rows, keys, lower_is_better=by_loss)
     choice = choose(ranking, select.place)
@@ -184,17 +181,11 @@ def ranked(rows: list[Row], keys: list[str], lower_is_better: bool = False) -> l
     from scipy.stats import rankdata
 
     sign = 1 if lower_is_better else -1
-    allowed = []
-    refused = []
-    for row in rows:
+    allowed = [row for row in rows if not row["below"]]
+    refused = [row for row in rows if row["below"]]
+    ranks = [rankdata([sign * row["values"][key] for row in allowed]) for key in keys]
+    for row in refused:
         row["rank"] = None
-        if row["below"]:
-            refused.append(row)
-        else:
-            allowed.append(row)
-    ranks = []
-    for key in keys:
-        ranks.append(rankdata([sign * row["values"][key] for row in allowed]))
     for row, *row_ranks in zip(allowed, *ranks, strict=True):
         row["rank"] = statistics.fmean(row_ranks)
 

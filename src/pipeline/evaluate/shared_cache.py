@@ -153,6 +153,7 @@ class SharedCache(Cache):
             self.keyword = "cache"  # its name since transformers 5.24
         self.kinds = layer_kinds(model.config)
         self.window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
+        self.layers: list[Any]
         super().__init__(layers=[_Layer(self) for _ in self.kinds])
         self.tokens, self.places = torch.zeros(2, rows, 1, dtype=torch.long, device=self.device)
         self.numbers = torch.arange(max(rows, room), device=self.device)
@@ -176,7 +177,6 @@ class SharedCache(Cache):
         self.written: tuple[Any, Any] | None = None
         self.shared = self.reads = self.plain_layers = 0
         self.reads_once = False
-        layer: Any
         for layer in self.layers:
             layer.prefix = None
 
@@ -193,7 +193,6 @@ class SharedCache(Cache):
         self.logits(torch.tensor([self.prefix]), positions, masks)
         self.shared = len(prefix)
         self.reads_once = self.plain_layers == len(self.layers)
-        layer: Any
         for layer, kind in zip(self.layers, self.kinds, strict=True):
             length = min(self.shared, self.window) if kind == SLIDING else self.shared
             if not layer.keep(length):
@@ -205,7 +204,6 @@ class SharedCache(Cache):
         The rows are zeroed first, because an earlier overflow would spread even if it is masked.
         """
         row_indices = torch.tensor(rows, device=self.device)
-        layer: Any
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys[row_indices], layer.values[row_indices] = 0, 0
@@ -248,7 +246,6 @@ class SharedCache(Cache):
         """Move rows to free rows."""
         source, target = torch.tensor([sources, targets], device=self.device)
         moved = [self.tokens, self.places]
-        layer: Any
         for layer in self.layers:
             moved += [layer.keys, layer.values]
         for states in moved:
@@ -422,7 +419,6 @@ def kept_bytes(model: Any) -> int:
     if not cache:
         return 0
     total = 0
-    layer: Any
     for layer in cache.layers:
         if layer.is_initialized:
             states = [layer.keys, layer.values, *layer.kept]

@@ -69,7 +69,7 @@ def score_interval(row: ScoreRow) -> tuple[float, float] | None:
 
 
 def score_lines(folder: Path) -> list[str]:
-    """Return lines with an evaluation's scores in percent.
+    """Return lines with an evaluation's scores in percent, with 95 % intervals.
 
     A line has the primary score of a task and language, or why the task was skipped. Sampled
     answers also have lines for majority and pass@k.
@@ -80,19 +80,15 @@ def score_lines(folder: Path) -> list[str]:
     written, _ = read_scores(path)
     rows = [("  task", "language", "metric", "score", "n")]
     sampled = [row for row in written if row.metric == "majority" or row.metric.startswith("pass@")]
-    rows += [score_line(row) for row in [*primary_of(written), *sampled]]
-    return ["scores:", *align_columns(rows, right={3, 4})]
-
-
-def score_line(row: ScoreRow) -> tuple[str, str, str, str, str]:
-    """Return a score's columns for the terminal: out of 100, with its 95 % interval."""
-    text = row.reason or "no number"
-    if row.value is not None:
+    for row in [*primary_of(written), *sampled]:
         scale = percent_factor(row.metric)
-        text = f"{scale * row.value:.1f}"
+        text = row.reason or "no number"
+        if row.value is not None:
+            text = f"{scale * row.value:.1f}"
         interval = score_interval(row)
         if interval:
             low, high = (scale * end for end in interval)
             text += f" ({low:.1f} to {high:.1f})"
-    task = f"  {row.task} {row.num_fewshot}-shot"
-    return task, row.where, row.metric, text, str(row.n)
+        task = f"  {row.task} {row.num_fewshot}-shot"
+        rows.append((task, row.where, row.metric, text, str(row.n)))
+    return ["scores:", *align_columns(rows, right={3, 4})]

@@ -51,10 +51,8 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         PipelineError: Data is missing or broken, a task or language is unknown, there are too few
             exemplars (all checked before weights are read), or prompts do not fit the model.
     """
-    scored = {}
-    for role in scoring_runs(run.config):
-        if role in run.parents:
-            scored[role] = run.parents[role]
+    roles = scoring_runs(run.config)
+    scored = {role: run.parents[role] for role in roles if role in run.parents}
     if scored:
         facts = gather_scores(scored, work)
         tracker.summary(facts["scores"])
@@ -69,7 +67,7 @@ def make(run: Run[EvalStage], work: Path, tracker: Tracker) -> dict[str, Any]:
     check_inputs(settings, specs)
     check_base(run)
     if "checkpoint" in run.parents:  # a merge's files are checked with its headers
-        refuse_model(run.parents["checkpoint"].folder, settings)
+        refuse_model(run.parents["checkpoint"].folder)
     if settings.products == BF16X3 and not torch.cuda.is_available():
         raise PipelineError(
             f"eval.products={BF16X3} needs a GPU, and no GPU is visible. Set eval.products=ieee."

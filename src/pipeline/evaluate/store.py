@@ -82,11 +82,7 @@ def base_key(folder: Path) -> Key:
 
 
 def deciding_files(folder: Path) -> dict[str, str]:
-    digests = {}
-    for name in DECIDING:
-        if (folder / name).is_file():
-            digests[name] = sha256(folder / name)
-    return digests
+    return {name: sha256(folder / name) for name in DECIDING if (folder / name).is_file()}
 
 
 def digest(value: Any) -> str:

@@ -9,7 +9,6 @@ imports are light.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def task_specs(
     for eval_task in settings.tasks:
         benchmark = benchmark_of(eval_task.task)
         for target in _targets(eval_task.task, languages):
-            if target.constructed and data_root is None and not benchmark.one_set:
+            if target.constructed and data_root is None and not benchmark.of_harness:
                 raise PipelineError(
                     f"{target.code} is a constructed language and not on the Hub. Set data_root."
                 )
@@ -78,33 +77,29 @@ def task_specs(
 
 
 def _check_settings(settings: Eval, data_root: Path | None) -> None:
-    counts = Counter(eval_task.task for eval_task in settings.tasks)
-    for task, count in counts.items():
-        benchmark_of(task)  # raises an error for an unknown task
-        if count > 1:
+    tasks = [eval_task.task for eval_task in settings.tasks]
+    for task in tasks:
+        if tasks.count(task) > 1:
             raise PipelineError(
-                f"{task} occurs {count} times in one evaluation. Use a separate evaluation for each"
-                " number of shots."
+                f"{task} occurs {tasks.count(task)} times in one evaluation. Use a separate"
+                " evaluation for each number of shots."
+            )
+        if settings.exemplars == "random" and not benchmark_of(task).exemplars_drawn:
+            raise PipelineError(
+                f"eval.exemplars=random: {task} uses its exemplars in the order of its file. Set"
+                " eval.exemplars=first_n."
             )
     if data_root is None and settings.split != "test":
         raise PipelineError(
             f"eval.split={settings.split} has no items on the Hub. Set data_root to a folder that"
             " has them."
         )
-    if settings.exemplars != "random":
-        return
-    for task in counts:
-        if not benchmark_of(task).exemplars_drawn:
-            raise PipelineError(
-                f"eval.exemplars=random: {task} uses its exemplars in the order of its file. Set"
-                " eval.exemplars=first_n."
-            )
 
 
 def _targets(task: str, languages: Sequence[str]) -> list[Language]:
     """Return the languages of a task, without English if the task translates."""
     benchmark = benchmark_of(task)
-    find = named_language if benchmark.one_set else language
+    find = named_language if benchmark.of_harness else language
     targets = [find(code) for code in dict.fromkeys(languages)]
     if benchmark.kind == "translation":
         targets = [target for target in targets if target.code != "en"]
@@ -124,11 +119,11 @@ def data_sets(spec: TaskSpec) -> list[tuple[str, str | None, str]]:
     body = spec.body
     if body.get("dataset_path") == "json":
         return []
-    sets = []
+    sets: list[tuple[str, str | None, str]] = []
     if "custom_dataset" in body:
         for code in spec.where.split("-"):
-            for source in spec.benchmark.sources(language(code)):
-                sets.append((source.hub or "", source.hub_config, source.split))
+            sources = spec.benchmark.sources(language(code))
+            sets += [(source.hub or "", source.hub_config, source.split) for source in sources]
         return sets
     kinds = ("test", "training", "fewshot", "validation")
     splits = {body.get(f"{kind}_split") for kind in kinds}

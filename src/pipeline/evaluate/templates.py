@@ -7,7 +7,6 @@ replaces it. The rendered text is the same.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jinja2 import BaseLoader, StrictUndefined, Template
@@ -16,8 +15,6 @@ from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import utils
 
 import pipeline.sandbox  # noqa: F401 - limits the time of templates
-from pipeline.benchmarks.task_safety import texts_of
-from pipeline.config.task_yaml import read_task
 from pipeline.errors import PipelineError
 from pipeline.limits import TooLong
 
@@ -30,7 +27,6 @@ _ENVIRONMENT = SandboxedEnvironment(
     loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True
 )
 _ENVIRONMENT.filters["regex_replace"] = utils.regex_replace
-_places: dict[str, str] = {}  # template -> its file and key
 
 
 @cache
@@ -42,26 +38,19 @@ def compiled(template: str) -> Template:
     return _ENVIRONMENT.from_string(template)
 
 
-def remember_places(file: Path) -> None:
-    """Remember the file and key of each template of a task file, for error messages."""
-    for path, body in reversed(read_task(file).parts):
-        for key, text in texts_of(body):
-            _places.setdefault(text, f"{path}: {key}")
-
-
 def render(template: str, doc: dict[str, Any]) -> str:
     """Render a template with the columns of a row.
 
     Raises:
         RefusedTemplate: The template uses something that could run code, or does not end.
     """
-    place = _places.get(template, "a template of the task")
     try:
         return compiled(template).render(**doc)
     except (SecurityError, OverflowError, MemoryError, RecursionError, TooLong) as error:
         reason = str(error) or "it fills the memory"
         raise RefusedTemplate(
-            f"{place} is refused by the sandbox of templates ({reason}). Correct the template."
+            f"The template {template[:200]!r} is refused by the sandbox ({reason}). Correct it in"
+            " its task file."
         ) from error
 
 

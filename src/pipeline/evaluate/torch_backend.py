@@ -43,31 +43,28 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False)
 class TorchBackend:
     """A model in memory, on the GPU if there is a GPU.
 
     Args:
-        batch_size: Rows computed together, halved when memory runs out. None: as many as fit in a
-            GPU's memory.
+        rows: Rows computed together, halved when memory runs out. None: as many as fit in a GPU's
+            memory.
         dtype: The dtype of the weights. auto: as in config.json.
         weights: The folder or merge that `load` reads.
         model: A loaded model, in place of `weights`.
         products: How linear layers multiply in float32 (models/products.py).
     """
 
-    def __init__(
-        self,
-        batch_size: int | None,
-        dtype: str = "auto",
-        weights: Merging | Path | None = None,
-        model: Any = None,
-        products: str = IEEE,
-    ) -> None:
-        self.batch_size = most_rows(batch_size)
-        self.by_memory = batch_size is None
+    rows: int | None
+    dtype: str = "auto"
+    weights: Merging | Path | None = None
+    model: Any = None
+    products: str = IEEE
+
+    def __post_init__(self) -> None:
+        self.batch_size = self.most = most_rows(self.rows)
         self.halved = False
-        self.dtype, self.weights, self.model, self.products = dtype, weights, model, products
-        self.most = self.batch_size
 
     def load(self) -> Any:
         """Load the model from safetensors, without running code of the checkpoint.
@@ -212,7 +209,7 @@ class TorchBackend:
 
         Answers reuse the memory of the last prompts' keys and values, log-likelihoods do not.
         """
-        if not self.by_memory or self.model.device.type != "cuda":
+        if self.rows is not None or self.model.device.type != "cuda":
             return
         try:
             shape = shape_of(self.model.config.to_dict())

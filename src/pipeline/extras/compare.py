@@ -42,9 +42,7 @@ class CompareStage(Stage):
         from pipeline.extras.compare_logs import compare_logs, comparison_text
         from pipeline.report.render.sheets import lines_csv
 
-        models = {}
-        for entry in self.results:
-            models[entry] = read_logs(self.folder_of(entry))
+        models = {entry: read_logs(self.folder_of(entry)) for entry in self.results}
         if len(models) < 2:
             raise PipelineError(
                 f"results=[{','.join(self.results)}] names one model. Name the folders or files of"

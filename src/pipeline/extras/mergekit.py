@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,14 +23,8 @@ from pipeline.models.checkpoint import is_adapter
 from pipeline.runs.provenance import environment_for
 from pipeline.text import one_line
 
-# Keys that mergekit does not read -> what to do instead
-NOT_READ = {
-    "dtype": "Set out_dtype in merge.file.",
-    "files_from": "Set tokenizer_source in merge.file.",
-    "form": "Leave it out.",
-}
-# Files of a model that mergekit does not copy
-NOT_COPIED = ("generation_config.json", "chat_template.jinja")
+NOT_READ = ("dtype", "files_from", "form")  # keys of other merges
+GENERATION_CONFIG = "generation_config.json"  # mergekit copies it only next to a tokenizer
 VERSION = "import importlib.metadata as metadata; print(metadata.version('mergekit'))"
 
 
@@ -60,7 +54,7 @@ class Mergekit(Merge):
         return numbered_references(self.experts)
 
     def needs_base(self) -> bool:
-        return "base" in models_in(self.config)
+        return "base" in models_of(self.config)
 
     def exact_for_adapters(self) -> bool:
         return False
@@ -74,10 +68,13 @@ class Mergekit(Merge):
         return {"file": self.config, "packages": {self.method: f"mergekit {version}"}}
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
-        for key, instead in NOT_READ.items():
+        for key in NOT_READ:
             value = getattr(self, key)
             if value not in (None, "auto"):
-                raise PipelineError(f"merge.{key}={value} is not read by merge=mergekit. {instead}")
+                raise PipelineError(
+                    f"merge.{key}={value} is not read by merge=mergekit. Leave it out, and set"
+                    " out_dtype or tokenizer_source in merge.file."
+                )
         mergekit_version(self.mergekit_python)
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
@@ -92,15 +89,19 @@ class Mergekit(Merge):
         Its module is run, because the command may be installed elsewhere than its Python.
         """
         config = self.config
+        donor = sources[config.get("base_model") or models_of(config)[0]]
         python = self.mergekit_python
-        executable = sys.executable
-        if python:
-            executable = os.path.abspath(shutil.which(python) or python)
+        executable = os.path.abspath(shutil.which(python or sys.executable) or "")
         with TemporaryDirectory(prefix="mergekit-") as name:
             place = Path(name)
-            names = {role: link_source(role, sources, place) for role in sources}
-            named = replace_models(config, lambda model: names[model])
-            (place / "merge.json").write_text(json.dumps(named))  # JSON is YAML
+            names = {}
+            for role, source in sources.items():
+                # mergekit reads + and @ in a path as an adapter and a revision
+                (place / role).symlink_to(source.resolve(), target_is_directory=True)
+                names[role] = f"./base+./{role}" if is_adapter(source) else f"./{role}"
+            for node, key in model_entries(config):
+                node[key] = names[node[key]]
+            (place / "merge.json").write_text(json.dumps(config))  # JSON is YAML
             words = [executable, "-m", "mergekit.scripts.run_yaml", "merge.json"]
             words += [str(folder.resolve()), "--quiet", "--no-write-model-card"]
             words += ["--random-seed", str(self.seed), "--device", "cpu"]
@@ -115,25 +116,10 @@ class Mergekit(Merge):
             raise PipelineError(
                 f"merge.file={self.file}: mergekit stopped ({reason}). Correct the file."
             )
-        if "chat_template" in config:
-            return
-        donor = sources[config.get("base_model") or models_in(config)[0]]
         for source in (donor, sources.get("base", donor)):  # an adapter lacks files of its base
-            for file in NOT_COPIED:
-                if (source / file).is_file() and not (folder / file).exists():
-                    shutil.copyfile(source / file, folder / file)
-
-
-def link_source(role: str, sources: Mapping[str, Path], place: Path) -> str:
-    """Link a model into the folder where mergekit runs, and return its name for mergekit.
-
-    mergekit reads + and @ in a path as an adapter and a revision, so the model's own path cannot be
-    used.
-    """
-    (place / f"model_{role}").symlink_to(sources[role].resolve(), target_is_directory=True)
-    if is_adapter(sources[role]):
-        return f"./model_base+./model_{role}"
-    return f"./model_{role}"
+            file = source / GENERATION_CONFIG
+            if file.is_file() and not (folder / file.name).exists():
+                shutil.copy(file, folder)
 
 
 # --- configuration ---
@@ -161,39 +147,32 @@ def read_config(file: Path, experts: int) -> dict[str, Any]:
         raise PipelineError(
             f"{place} is not a configuration of mergekit, because it has no merge_method. Add it."
         )
-    named: dict[str, Any] = replace_models(config, str)
-    places = [*map(str, range(experts)), "base"]
-    for model in models_in(named):
-        if model not in places:
+    roles = [*map(str, range(experts)), "base"]
+    for node, key in model_entries(config):
+        node[key] = str(node[key])
+        if node[key] not in roles:
             raise PipelineError(
-                f"{place}: the model {model} is not among {', '.join(places)}. Name the models by"
-                " their place in merge.experts."
+                f"{place}: the model {node[key]} is not among {', '.join(roles)}. Name the models"
+                " by their place in merge.experts."
             )
-    return named
+    return config
 
 
-def replace_models(node: Any, name: Callable[[Any], Any]) -> Any:
-    """Return plain data with name(model) in place of each model."""
+def model_entries(node: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the mapping and the key of each model in a configuration, in their order."""
     if isinstance(node, list):
-        return [replace_models(inner, name) for inner in node]
-    if not isinstance(node, dict):
-        return node
-    replaced = {}
-    for key, value in node.items():
-        if key == "parameters" or value is None:
-            replaced[key] = value
-        elif key in ("model", "base_model"):
-            replaced[key] = name(value)
-        else:
-            replaced[key] = replace_models(value, name)
-    return replaced
+        for inner in node:
+            yield from model_entries(inner)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("model", "base_model") and value is not None:
+                yield node, key
+            elif key != "parameters":
+                yield from model_entries(value)
 
 
-def models_in(node: Any) -> list[Any]:
-    """Return the models of plain data in their order, with repetitions."""
-    models: list[Any] = []
-    replace_models(node, models.append)
-    return models
+def models_of(config: dict[str, Any]) -> list[str]:
+    return [node[key] for node, key in model_entries(config)]
 
 
 # --- version ---
@@ -206,18 +185,19 @@ def mergekit_version(python: str | None) -> str:
     Raises:
         PipelineError: the Python cannot be run, or has no mergekit.
     """
-    words = [python or sys.executable, "-c", VERSION]
+    executable = python or sys.executable
     try:
-        process = subprocess.run(words, env=environment_for(python), capture_output=True, text=True)
-    except OSError as error:
+        process = subprocess.run(
+            [executable, "-c", VERSION],
+            env=environment_for(python),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
         raise PipelineError(
-            f"merge.mergekit_python={python} cannot be run ({error.strerror}). Give the path of a"
+            f"merge=mergekit needs mergekit, which {executable} does not have ({error}). Run pip"
+            " install 'cross-lingual-merging[mergekit]', or set merge.mergekit_python=PATH of a"
             " Python with mergekit."
         ) from error
-    if process.returncode:
-        raise PipelineError(
-            f"merge=mergekit needs mergekit, which {words[0]} does not have. Run pip install"
-            " 'cross-lingual-merging[mergekit]', or set merge.mergekit_python=PATH of a Python"
-            " with mergekit."
-        )
     return process.stdout.strip()

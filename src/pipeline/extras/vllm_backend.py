@@ -9,12 +9,10 @@ import functools
 import gc
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from pipeline.errors import PipelineError
 from pipeline.evaluate.backend import Tokens, without_weights
@@ -23,13 +21,11 @@ from pipeline.evaluate.steps import Sampling
 from pipeline.evaluate.torch_backend import most_rows
 from pipeline.merge.digests import verify_sources
 from pipeline.runs.provenance import package_version
-from pipeline.text import one_line
 
 if TYPE_CHECKING:
     from pipeline.config.evaluation import Eval
     from pipeline.merge.merge import Merging
 
-Result = TypeVar("Result")
 SETTINGS = {  # vLLM's, unless the environment sets others
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a signal ends this process and vLLM together
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -39,59 +35,49 @@ SETTINGS = {  # vLLM's, unless the environment sets others
 }
 
 
-@contextmanager
-def reported() -> Iterator[None]:
-    """Turn errors of vLLM into a PipelineError with a remedy."""
-    try:
-        yield
-    except PipelineError:
-        raise
-    except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        text = one_line(str(error)) or "no message"
-        remedy = "Its log is above. eval.backend=hf needs no vLLM."
-        if "memory" in text.lower():
-            remedy = "Lower eval.batch_size, or free memory that other processes hold."
-        raise PipelineError(
-            f"eval.backend=vllm: vLLM stopped ({type(error).__name__}: {text[:300]}), and this task"
-            f" was not scored. {remedy}"
-        ) from error
-
-
+@dataclass(eq=False)
 class VllmBackend:
     """A model in vLLM.
 
     `scratch` is an empty folder for the files of a merge. `share_prefix` enables vLLM's prefix
-    cache.
+    cache. `model` is the model without weights, and `vllm` lm_eval's VLLM.
     """
 
-    halved = False  # vLLM fits rows to its memory
+    rows: int | None
+    dtype: str
+    weights: Merging | Path
+    scratch: Path
+    share_prefix: bool = True
+    model: Any = None
+    vllm: Any = None
 
-    def __init__(
-        self,
-        batch_size: int | None,
-        dtype: str,
-        weights: Merging | Path,
-        scratch: Path,
-        share_prefix: bool = True,
-    ) -> None:
-        self.batch_size, self.dtype, self.weights = most_rows(batch_size), dtype, weights
-        self.scratch, self.share_prefix = scratch, share_prefix
-        self.model: Any = None
-        self.vllm: Any = None  # lm_eval's VLLM
+    halved: ClassVar = False  # vLLM fits rows to its memory
+
+    def __post_init__(self) -> None:
+        self.batch_size = most_rows(self.rows)
 
     def load(self) -> Any:
         """Start vLLM, and return the model without weights, whose settings the harness reads."""
         if self.vllm is not None:
             return self.model
         self.model, tokenizer = without_weights(self.weights)
-        settings = settings_beyond_greedy(self.model)
-        if settings:
-            raise PipelineError(
-                f"eval.backend=vllm: the model's generation_config.json sets {settings[0]}, which"
-                " is not passed on to vLLM. Score it with eval.backend=hf."
-            )
-        self._start(self._folder(), tokenizer.name_or_path)
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        from lm_eval.models.vllm_causallms import VLLM
+        from vllm.platforms import current_platform
+
+        self.vllm = VLLM(
+            str(self._folder()),
+            dtype=self.dtype,
+            tokenizer=tokenizer.name_or_path,
+            max_model_len=-1,
+            seed=0,
+            max_num_seqs=self.batch_size,
+            enable_prefix_caching=self.share_prefix,
+            enforce_eager=current_platform.is_cpu(),
+            generation_config="vllm",
+        )
+        self.vllm._max_length = None  # with -1, vLLM chose the length that fits its memory
         return self.model
 
     def _folder(self) -> Path:
@@ -104,30 +90,6 @@ class VllmBackend:
         verify_sources(self.weights)
         replace(self.weights, adapter=None).write(self.scratch)
         return self.scratch
-
-    def _start(self, folder: Path, tokenizer: str) -> None:
-        for name, value in SETTINGS.items():
-            os.environ.setdefault(name, value)
-        with reported():
-            from lm_eval.models.vllm_causallms import VLLM
-            from vllm.platforms import current_platform
-
-            dtype: Any = self.dtype
-            if dtype == "auto":
-                dtype = str(self.model.dtype).removeprefix("torch.")
-            self.vllm = VLLM(
-                str(folder),
-                dtype=dtype,
-                tokenizer=tokenizer,
-                max_model_len=-1,
-                seed=0,
-                max_num_seqs=self.batch_size,
-                enable_prefix_caching=self.share_prefix,
-                enforce_eager=current_platform.is_cpu(),
-                disable_log_stats=True,
-                generation_config="vllm",
-            )
-            self.vllm._max_length = None  # with -1, vLLM chose the length that fits its memory
 
     def close(self) -> None:
         """Free the memory of weights, keys and values."""
@@ -142,7 +104,8 @@ class VllmBackend:
         return True
 
     def can_generate(self) -> bool:
-        return True
+        """Return False if the model's generation_config.json sets more than vLLM is told."""
+        return not settings_beyond_greedy(self.model)
 
     def generate(
         self,
@@ -153,30 +116,25 @@ class VllmBackend:
         sampling: Sampling | None = None,
     ) -> None:
         """Generate an answer to each prompt. A sampled answer only depends on its own seed."""
-        rooms = [ending.room for ending in endings]
-        lengths = [len(prompt) + room for prompt, room in zip(prompts, rooms, strict=True)]
-        self._refuse_too_long(max(lengths))
-        with reported():
-            from vllm import SamplingParams
+        from vllm import SamplingParams
 
-            settings = []
-            for place, ending in enumerate(endings):
-                drawn: dict[str, Any] = {"temperature": 0}
-                if sampling:
-                    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-                    drawn["seed"] = sampling.seed(place)
-                params = SamplingParams(
-                    max_tokens=ending.room,
-                    stop=[] if ending.think_end else list(ending.stop),
-                    ignore_eos=True,
-                    stop_token_ids=sorted(ending.ends),
-                    skip_special_tokens=False,
-                    **drawn,
-                )
-                settings.append(params)
-            outputs = self.vllm._model_generate(
-                [list(prompt) for prompt in prompts], True, settings
+        settings = []
+        for place, ending in enumerate(endings):
+            self._refuse_too_long(len(prompts[place]) + ending.room)
+            drawn: dict[str, Any] = {"temperature": 0}
+            if sampling:
+                drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+                drawn["seed"] = sampling.seed(place)
+            params = SamplingParams(
+                max_tokens=ending.room,
+                stop=[] if ending.think_end else list(ending.stop),
+                ignore_eos=True,
+                stop_token_ids=sorted(ending.ends),
+                skip_special_tokens=False,
+                **drawn,
             )
+            settings.append(params)
+        outputs = self.vllm._model_generate(prompts, True, settings)
         for place, output in enumerate(outputs):
             ended(place, list(output.outputs[0].token_ids))
 
@@ -187,32 +145,28 @@ class VllmBackend:
         scored: Callable[[int, float, bool], None],
     ) -> None:
         """Score continuations as the harness' class does, by log-probabilities of whole prompts."""
-        lengths = [len(context) + len(continuation) for context, continuation in requests]
-        self._refuse_too_long(max(lengths) + 1)
-        with reported():
-            asked = [
-                (None, list(context), list(continuation)) for context, continuation in requests
-            ]
-            found = self.vllm._loglikelihood_tokens(asked, disable_tqdm=True)
-        for place, (value, greedy) in enumerate(found):
-            scored(place, value, greedy)
+        for context, continuation in requests:
+            self._refuse_too_long(len(context) + len(continuation) + 1)
+        asked = [(None, *request) for request in requests]
+        for place, answer in enumerate(self.vllm._loglikelihood_tokens(asked, disable_tqdm=True)):
+            scored(place, *answer)
 
-    def _refuse_too_long(self, longest: int) -> None:
-        if longest > self.vllm.max_length:
+    def _refuse_too_long(self, tokens: int) -> None:
+        if tokens > self.vllm.max_length:
             raise PipelineError(
-                f"eval.backend=vllm: a prompt with its answer has {longest} tokens, but vLLM has"
+                f"eval.backend=vllm: a prompt with its answer has {tokens} tokens, but vLLM has"
                 f" memory for {self.vllm.max_length}. Lower eval.batch_size, num_fewshot or"
                 " eval.max_gen_toks."
             )
 
-    def halving(self, work: Callable[[], Result]) -> Result:
+    def halving(self, work: Callable[[], Any]) -> NoReturn:
         """Raise PipelineError, because vLLM cannot run the harness' loop of transformers.
 
         Requests with other generation settings would need that loop.
         """
         raise PipelineError(
-            "eval.backend=vllm passes no generation settings of a task on, except its length and"
-            " its stop strings. Use eval.backend=hf."
+            "eval.backend=vllm passes on no generation settings of a task or of the model's"
+            " generation_config.json, except an answer's length and its ends. Use eval.backend=hf."
         )
 
 

@@ -165,7 +165,7 @@ def check_evaluation(run: Run[EvalStage], problems: dict[str, str | None]) -> No
     model = nearest_folder(run, is_whole_model)
     if model is not None:
         key = f"{model} {run.config.eval.chat_template}"
-        check_once(key, problems, partial(refuse_model, model, run.config.eval))
+        check_once(key, problems, partial(refuse_model, model))
     check_base(run)
     for expert in experts_on_hub(run):  # before other experts are trained for the same merge
         check_once(str(expert), problems, partial(local_folder, expert, fetch=False))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.benchmarks.benchmark import on_hub
 from pipeline.config.data import Source
-from pipeline.config.harness_tasks import included_state
+from pipeline.config.harness_tasks import remembered
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.benchmarks import hub_sources, scored_sets
 from pipeline.errors import PipelineError
@@ -133,6 +132,7 @@ def _sets_of(config: EvalStage) -> tuple[list[tuple[str, str | None, str]], list
     return evaluated_sets(tasks, tuple(config.languages), run_code=config.eval.run_code)
 
 
+@remembered
 def evaluated_sets(
     tasks: tuple[tuple[str, int, bool], ...],
     languages: tuple[str, ...],
@@ -152,21 +152,6 @@ def evaluated_sets(
 
     Raises:
         PipelineError: A task cannot be scored.
-    """
-    return _evaluated_sets(included_state(), tasks, languages, root, **settings)
-
-
-@lru_cache(maxsize=128)
-def _evaluated_sets(
-    included: tuple[Any, ...],
-    tasks: tuple[tuple[str, int, bool], ...],
-    languages: tuple[str, ...],
-    root: Path | None,
-    **settings: Any,
-) -> tuple[list[tuple[str, str | None, str]], list[str]]:
-    """Compute `evaluated_sets`.
-
-    `included` is the state of eval.include_path, whose files may change between calls.
     """
     from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.records import ScoreRow

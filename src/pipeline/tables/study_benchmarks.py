@@ -129,7 +129,7 @@ def has_one_set(name: str) -> bool:
     if conf.option_file("eval", name):
         tasks = [str(task["task"]) for task in tasks_of_option(name)]
     benchmarks = [find_benchmark(task) for task in tasks]
-    return all(benchmark is not None and benchmark.one_set for benchmark in benchmarks)
+    return all(benchmark is not None and benchmark.of_harness for benchmark in benchmarks)
 
 
 def columns_of(benchmarks: list[Benchmark]) -> Iterator[tuple[str, Words]]:
