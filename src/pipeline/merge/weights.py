@@ -118,10 +118,10 @@ def expert_weights(
         )
     refuse_other_count(weights, count)
     for weight in weights:
-        if abs(weight) > MOST_WEIGHT:
+        if not abs(weight) <= MOST_WEIGHT:  # "not <=" also catches NaN
             raise PipelineError(
-                f"merge.weights={weights}: {weight:g} overflows float32. Give at most"
-                f" {MOST_WEIGHT:g}."
+                f"merge.weights={weights}: {weight:g} is not a number that float32 can multiply."
+                f" Give at most {MOST_WEIGHT:g}."
             )
     return [float(weight) for weight in weights]
 
