@@ -85,10 +85,7 @@ def add_folder(name: str) -> None:
             f"--config-dir={name} {problem}. Name a folder with options such as recipe/mine.yaml or"
             " tables/mine.yaml."
         )
-    names = []
-    for group in (*groups(), *FILES):
-        if group != "stage":
-            names.append(group)
+    names = sorted({*groups(), *FILES} - {"stage"})
     for path in sorted(directory.iterdir()):
         if not path.is_dir() or path.name.startswith("."):
             continue
@@ -315,8 +312,8 @@ def method_of(name: str | None) -> type[Merge] | None:
 
     The method is named in the option's file, or comes from another package.
     """
-    if name is None or name in METHODS or option_file("merge", name) is None:
-        return merge_method(name or "")
+    if name is None:
+        return None
     return method_of_knobs(option("merge", name)["merge"])
 
 

@@ -175,10 +175,6 @@ class Adapted(Checkpoint):
         stat = (self.folder / ADAPTER_WEIGHTS).stat()
         return f"{self.folder} {stat.st_size} {stat.st_mtime_ns} on {self.base.state}"
 
-    @property
-    def later_heads(self) -> bool:
-        return self.base.later_heads
-
     def stored(self, name: str) -> TensorInfo | None:
         """Return where the base stores a float32 tensor that the adapter leaves alone, or None."""
         info = self.base.info(name)

@@ -144,7 +144,7 @@ class Checkpoint:
     @property
     def later_heads(self) -> bool:
         """True if the files hold a head of later tokens (mtp.*), which no merge has."""
-        headers = map(read_header, weight_files(self.folder))
+        headers = map(read_header, weight_files(self.model.folder))
         return any(map(is_later_head, chain.from_iterable(headers)))
 
     @property

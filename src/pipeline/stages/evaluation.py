@@ -235,16 +235,7 @@ def check_tasks(config: EvalStage, resolver: Resolver) -> None:
         data_run = resolver.data_root(config.data_root)
         root = data_run.folder if data_run else Path(config.data_root)
     if root is None or root.is_dir():
-        settings = config.eval
-        tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in settings.tasks)
-        evaluated_sets(
-            tasks,
-            tuple(config.languages),
-            root,
-            split=settings.split,
-            exemplars=settings.exemplars,
-            run_code=settings.run_code,
-        )
+        evaluated_sets(config, root)
 
 
 def question_files_parent(config: EvalStage, folder: Path) -> External:
