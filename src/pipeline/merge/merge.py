@@ -208,16 +208,16 @@ class Merging:
     def sole_source(self) -> str | None:
         """Return the role of the source that the whole merge equals, or None."""
         if self.adapter:
-            rows = list((self.method.changes or {}).values())
+            weights = self.method.changes or {}
         elif all(map(self.copied_from, self.names)):
-            rows = list(self.method.weights.values())
+            weights = self.method.weights
         else:
             return None
-        if not rows or list(rows[0].values()) != [1.0]:
-            return None
-        if any(row != rows[0] for row in rows):
-            return None
-        return next(iter(rows[0]))
+        rows = {tuple(row.items()) for row in weights.values()}
+        for role in self.sources:
+            if rows == {((role, 1.0),)}:
+                return role
+        return None
 
     def decided_by(self, name: str, of: Callable[[str, str | None], Any]) -> Any:
         """Return what decides a tensor.

@@ -154,8 +154,6 @@ class Checkpoint:
 
     def info(self, name: str) -> TensorInfo:
         """Return dtype, shape, file and offset of a tensor."""
-        if name not in self.infos:
-            raise PipelineError(f"{self.folder} has no tensor {name!r}. Give another checkpoint.")
         return self.infos[name]
 
     def stored(self, name: str) -> TensorInfo | None:
