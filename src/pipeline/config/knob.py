@@ -185,13 +185,9 @@ def identity(config: Any) -> Tree:
             if part_value or item.default is None:
                 hashed_fields[item.name] = part_value
             continue
-        if item.default_factory is not NO_DEFAULT:
-            default = item.default_factory()
-        else:
-            default = item.default
-        of_hash = item.metadata.get("hash_default")
-        if of_hash is not None:
-            default = of_hash
+        default = item.metadata.get("hash_default")
+        if default is None:
+            default = default_of(item)
         if isinstance(value, dict) and any(map(is_dataclass, value.values())):
             value = {key: identity(part_value) for key, part_value in value.items()}
         elif isinstance(value, list) and any(map(is_dataclass, value)):
@@ -199,6 +195,13 @@ def identity(config: Any) -> Tree:
         if value != default or item.name in ("method", "stage"):
             hashed_fields[item.name] = value
     return hashed_fields
+
+
+def default_of(item: Any) -> Any:
+    """Return the declared default of a field."""
+    if item.default_factory is not NO_DEFAULT:
+        return item.default_factory()
+    return item.default
 
 
 def format_value(value: Any) -> str:

@@ -36,10 +36,7 @@ def known_digests(merge: Merging, runs_dir: Path) -> Known:
 
 
 def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
-    known = {}
-    for name, digest in _recorded_digests(source.model.folder).items():
-        if digest.startswith(KIND):
-            known[name] = digest
+    known = _recorded_digests(source.model.folder)
     for file, names in source.files.items():
         if known.keys() >= set(names):
             continue
@@ -52,11 +49,12 @@ def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
 
 
 def _recorded_digests(folder: Path) -> dict[str, str]:
+    """Return the digests that a run recorded, except those of the first versions."""
     manifest = read_manifest(folder)
     if manifest is None:
         return {}
-    digests: dict[str, str] = manifest.weights.get("digests", {})
-    return digests
+    digests = manifest.weights.get("digests", {})
+    return {name: digest for name, digest in digests.items() if digest.startswith(KIND)}
 
 
 def equal_to_base(merge: Merging, known: Known) -> list[str]:
@@ -108,8 +106,7 @@ def _verify(folder: Path, infos: Mapping[str, TensorInfo], threads: int | None) 
             )
         _verified.add(seen)
 
-    comparable = [name for name in infos if recorded.get(name, "").startswith(KIND)]
-    in_threads(verify, comparable, threads)
+    in_threads(verify, infos.keys() & recorded.keys(), threads)
 
 
 def _sources(merge: Merging) -> dict[str, Source]:

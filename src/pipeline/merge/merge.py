@@ -114,10 +114,8 @@ class Merging:
 
     def _has_mixed_dtypes(self) -> bool:
         """Return True if the experts store some tensor in several dtypes."""
-        sources = [self.layout]
-        for role, source in self.sources.items():
-            if role != "base" and source is not self.base:
-                sources.append(source)
+        experts = [source for source in self.sources.values() if source is not self.base]
+        sources = [self.layout, *experts]
         return any(len({source.info(name).dtype for source in sources}) > 1 for name in self.names)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,13 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     base = parents.get("model")
     # the Hub is only asked for a configuration that is needed
     config_is_local = not isinstance(base, External) or base.folder.is_dir()
-    if config.partition is not None and (config.partition.scale_to_depth or config_is_local):
-        layers = layer_count(config, parents)
-        config = replace(config, partition=resolve_partition(config.partition, layers))
-    if config_is_local:
-        check_length(config, parents)
+    partition = config.partition
+    if config_is_local or (partition and partition.scale_to_depth):
+        settings = common_settings(read_architecture(config, parents))
+        check_length(config, settings)
+        if partition:
+            layers = layer_count(config, settings)
+            config = replace(config, partition=resolve_partition(partition, layers))
     method = config.sft.name
     if config.stage == "cpt":
         method = f"cpt-{method}".removesuffix("-full")
@@ -136,9 +139,8 @@ def _check_rows(config: TrainStage) -> None:
         date_of_templates(sft.template_date, "sft.template_date")
 
 
-def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
+def check_length(config: TrainStage, settings: Mapping[str, Any]) -> None:
     """Raise PipelineError if rows are longer than the base's positions."""
-    settings = common_settings(read_architecture(config, parents))
     longest = settings.get("max_position_embeddings")
     if longest is not None and config.sft.seq_length > int(longest):
         raise PipelineError(
@@ -147,13 +149,12 @@ def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
         )
 
 
-def layer_count(config: TrainStage, parents: dict[str, Parent]) -> int:
-    """Return the number of layers of a trained or planned base.
+def layer_count(config: TrainStage, settings: Mapping[str, Any]) -> int:
+    """Return the number of layers of a base with these settings.
 
     Raises:
-        PipelineError: The number is unknown on this machine.
+        PipelineError: The number is unknown.
     """
-    settings = common_settings(read_architecture(config, parents))
     if "num_hidden_layers" not in settings:
         raise PipelineError(
             f"model={config.model.name}: its config has no num_hidden_layers, and transformers has"

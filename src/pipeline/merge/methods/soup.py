@@ -38,7 +38,7 @@ class Soup(Merge):
         return numbered_references(self.experts)
 
     def needs_base(self) -> bool:
-        return isinstance(self.weights, str) and self.weights == "magnitude"
+        return bool(self.weights == "magnitude")
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
         if not self.needs_base():
