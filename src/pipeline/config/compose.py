@@ -155,11 +155,6 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
         if plain.startswith("every."):
             tree.setdefault("every", {})[plain.removeprefix("every.")] = value
         else:
-            if plain == "merge.method" and "merge" in tree:
-                raise PipelineError(
-                    f"merge.method={value}: merge={settings['merge']} already sets the method."
-                    " Remove merge.method."
-                )
             plain = {"table.free_snapshots": "free_snapshots"}.get(plain, plain)
             put(tree, kind, plain, plain.split("."), value, key.startswith("+"), name)
     if "${" in str(tree):
@@ -193,8 +188,6 @@ def refuse_unread(
         plain = key.lstrip("+")
         name, dot, _ = plain.partition(".")
         if name not in read:
-            if dot and name == "every":
-                raise PipelineError(f"stage={stage} has no table of runs for {plain}. Remove it.")
             if plain in (*conf.groups(), "table"):
                 raise PipelineError(not_read(f"{plain}={value}", stage))
             raise PipelineError(explain_key(plain, kind, stage))

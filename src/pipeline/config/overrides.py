@@ -21,7 +21,6 @@ from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError
 from pipeline.text import first_few
 
-LONGEST_NAME = 255  # characters of an option, which is the name of a file
 SINGLE = {
     "eval": "eval",
     "select": "select",
@@ -158,9 +157,7 @@ def parse_override(text: str, sweep: bool = False) -> Override:
             raise PipelineError(
                 f"{text} has several values. -m starts a run for each; a list is {key}=[...]"
             )
-    elif key in conf.groups() and (
-        not isinstance(override.value(), str) or len(text) > LONGEST_NAME
-    ):
+    elif key in conf.groups() and not isinstance(override.value(), str):
         raise PipelineError(
             f"{text} is not an option. Choose from {', '.join(first_few(conf.options(key), 5))}."
         )
