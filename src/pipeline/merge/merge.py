@@ -106,11 +106,11 @@ class Merging:
         chosen = self.config.result_dtype()
         if chosen or not self._has_mixed_dtypes():
             return chosen
-        of_base = set()
         if self.base:
-            stored = {info.dtype for info in self.base.infos.values()}
-            of_base = {TORCH_NAMES.get(dtype, dtype) for dtype in stored}
-        return self.config.dtype_of_several(of_base)
+            of_base = {info.dtype for info in self.base.infos.values()}
+            if len(of_base) == 1:
+                return TORCH_NAMES[of_base.pop()]
+        return "float32"
 
     def _has_mixed_dtypes(self) -> bool:
         """Return True if the experts store some tensor in several dtypes."""

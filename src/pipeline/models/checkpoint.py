@@ -176,10 +176,6 @@ class Checkpoint:
         from pipeline.models.arrays import STORED, matrix
 
         info = self.info(name)
-        if info.dtype not in STORED:
-            raise PipelineError(
-                f"{self.folder}: {name} is {info.dtype}. Save it as {', '.join(DTYPES)}."
-            )
         _, columns = matrix(info.shape)
         row_bytes = columns * ITEM_BYTES[info.dtype]
         stored = info.read(start * row_bytes, (stop - start) * row_bytes)
