@@ -66,8 +66,7 @@ def equal_to_base(merge: Merging, known: Known) -> list[str]:
     for role, source in experts_of(merge.sources).items():
         if isinstance(source, Adapted):
             continue
-        of_expert = known[role]
-        if all(name in of_base and of_expert.get(name) == of_base[name] for name in merge.names):
+        if all(known[role].get(name) == of_base.get(name) for name in merge.names):
             equal.append(role)
     return equal
 

@@ -26,7 +26,7 @@ from pipeline.merge.weights import Weights
 from pipeline.merge.write import copy_files, make_readable, write_index, write_weights
 from pipeline.merge.write_adapter import write_adapter
 from pipeline.models import arrays
-from pipeline.models.anatomy import anatomy
+from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import DTYPES, ITEM_BYTES, TORCH_NAMES, TensorInfo
 
 if TYPE_CHECKING:
@@ -128,11 +128,7 @@ class Merging:
 
     def described(self, partition: Partition | None) -> str:
         """Describe what the merge does, in terms of its model's layers."""
-        layers = set()
-        for site in anatomy(self.names).values():
-            if site.layer is not None:
-                layers.add(site.layer)
-        return self.config.described(partition, len(layers) or None)
+        return self.config.described(partition, num_layers(anatomy(self.names)))
 
     @property
     def layout(self) -> Source:
