@@ -7,7 +7,6 @@ against the dataclasses. Errors name the key and the remedy.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import is_dataclass, replace
@@ -96,13 +95,7 @@ def stage_of(settings: Words) -> Stage:
             **dict.fromkeys(runs, "RUN"),
             **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]"),
         }
-        inside = {
-            key: re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key) for key in missing
-        }  # the key of an item of a list
-        parts = []
-        for key, text in inside.items():
-            parts.append(text if "=" in text else f"{key}={example.get(key, '...')}")
-        examples = " ".join(parts)
+        examples = " ".join(f"{key}={example.get(key, '...')}" for key in missing)
         raise Incomplete(f"stage={stage.stage} needs {' and '.join(missing)}. Write {examples}.")
     refuse_empty_lists(stage)
     if isinstance(stage, RunStage) and "=" in (stage.group or ""):
@@ -312,8 +305,6 @@ def drop_missing(tree: Any, prefix: str = "") -> list[str]:
     for key, value in items:
         if value == MISSING:
             missing.append(f"{prefix}{key}")
-    for key, value in items:
-        if value == MISSING:
             del tree[key]
         elif isinstance(value, dict | list):
             missing += drop_missing(value, f"{prefix}{key}.")

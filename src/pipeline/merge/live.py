@@ -200,10 +200,7 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
         model.resize_token_embeddings(rows, mean_resizing=False)
     take_generation_config(model, giver.folder)
     for parameter in model.parameters():  # copied, as the loaded memory may be mapped
-        if device != "cpu":
-            parameter.data = parameter.data.to(device)
-        else:
-            parameter.data = parameter.data.clone()
+        parameter.data = parameter.data.to(device, copy=True)
     model.to(device)
     model.tie_weights()
     holds = {}

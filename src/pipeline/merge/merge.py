@@ -137,11 +137,8 @@ class Merging:
 
     @property
     def giver_role(self) -> str:
-        role = self.config.files_from
-        if not role and self.padding:
-            role = self.padding.role
-        if not role:
-            role = next(iter(self.sources))
+        default = self.padding.role if self.padding else next(iter(self.sources))
+        role = self.config.files_from or default
         if role not in self.sources:
             raise PipelineError(
                 f"merge.files_from={role} is not a source. Choose from {', '.join(self.sources)}."

@@ -38,7 +38,7 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     config_is_local = not isinstance(base, External) or base.folder.is_dir()
     partition = config.partition
     if config_is_local or (partition and partition.scale_to_depth):
-        settings = common_settings(read_architecture(config, parents))
+        settings = common_settings(read_architecture(config, base))
         check_length(config, settings)
         if partition:
             layers = layer_count(config, settings)
@@ -159,21 +159,20 @@ def layer_count(config: TrainStage, settings: Mapping[str, Any]) -> int:
     return int(settings["num_hidden_layers"])
 
 
-def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, Any]:
-    """Return the config.json of a trained or planned base.
+def read_architecture(config: TrainStage, base: Parent | None) -> dict[str, Any]:
+    """Return the config.json of a trained or planned base; None: of random weights.
 
     Raises:
         PipelineError: It is unknown on this machine.
     """
-    if config.model.init == "random":
+    if base is None:
         return config.model.architecture
-    base = parents["model"]
     if isinstance(base, Run) and isinstance(base.config, TrainStage):
-        return read_architecture(base.config, base.parents)
+        return read_architecture(base.config, base.parents.get("model"))
     if isinstance(base, Run):  # a merge has the shape of its sources
         sources = dict(base.parents)
         sources.pop("data_root", None)
-        return read_architecture(config, {"model": next(iter(sources.values()))})
+        return read_architecture(config, next(iter(sources.values())))
     path = base.folder / "config.json"
     if not base.folder.is_dir():
         path = Path(hub_file(str(base.folder), config.model.revision))
@@ -183,7 +182,7 @@ def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[st
             raise PipelineError(
                 f"model.path={base.folder} has no config.json. Name a folder with a model."
             )
-        return read_architecture(config, {"model": base_of(base, Path(config.runs_dir))})
+        return read_architecture(config, base_of(base, Path(config.runs_dir)))
     fields: dict[str, Any] = json.loads(path.read_bytes())
     return fields
 
