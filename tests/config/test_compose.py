@@ -199,7 +199,7 @@ REFUSED = {
         "merge.density must be above 0 and at most 1, got"
     ),
     # a missing value, or a RUN that is none
-    "stage=eval eval=mgsm_2shot": "stage=eval needs checkpoint. Write checkpoint=RUN",
+    "stage=eval eval=mgsm_2shot": "stage=eval needs checkpoint=RUN or merge=METHOD",
     "stage=select select=unreasonable": (
         "stage=select needs checkpoints. Write checkpoints=[RUN,RUN]"
     ),
@@ -280,9 +280,7 @@ REFUSED = {
         "sft.processes=8. Give sft.batch_size=8"
     ),
     "stage=export checkpoint=x": ("stage=export needs export.to. Set export.to=./DIR."),
-    "stage=export checkpoint=x table=sandbox export.to=y": (
-        "needs table or checkpoint. Write table=T, or checkpoint=RUN"
-    ),
+    "stage=export checkpoint=x table=sandbox export.to=y": ("needs table=T or checkpoint=RUN"),
     "stage=export table=sandbox export.to=y export.adapter=true": (
         "export.dtype, export.adapter and export.licence apply"
     ),

@@ -32,8 +32,6 @@ from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
     HARDWARE,
     OF_ALL_STAGES,
-    EvalStage,
-    ExportStage,
     RunStage,
     Stage,
     TableStage,
@@ -43,6 +41,11 @@ from pipeline.text import first_few
 
 T = TypeVar("T")
 OF_RUNS = f"every.{HARDWARE}"
+# Stages that read one of two sources: key -> how to write it
+SOURCES = {
+    "eval": {"checkpoint": "checkpoint=RUN", "merge": "merge=METHOD"},
+    "export": {"table": "table=T", "checkpoint": "checkpoint=RUN"},
+}
 
 
 class Incomplete(PipelineError):
@@ -98,25 +101,18 @@ def stage_of(settings: Words) -> Stage:
         examples = " ".join(f"{key}={example.get(key, '...')}" for key in missing)
         raise Incomplete(f"stage={stage.stage} needs {' and '.join(missing)}. Write {examples}.")
     refuse_empty_lists(stage)
+    sources = SOURCES.get(stage.stage, {})
+    given = [word for key, word in sources.items() if getattr(stage, key)]
+    if sources and len(given) != 1:
+        both = ", not both" if given else ""
+        raise PipelineError(f"stage={stage.stage} needs {' or '.join(sources.values())}{both}.")
     if isinstance(stage, RunStage) and "=" in (stage.group or ""):
         raise PipelineError(
             "A group must not contain =, because it could be a secret. It is not shown here. Set a"
             " name, group=NAME."
         )
-    if isinstance(stage, ExportStage) and bool(stage.table) == (stage.checkpoint is not None):
-        suffix = ", not both" if stage.table else ""
-        raise PipelineError(
-            f"stage=export needs table or checkpoint. Write table=T, or checkpoint=RUN{suffix}."
-        )
     if isinstance(stage, TableStage) and stage.table:
         conf.table_file(stage.table)
-    if isinstance(stage, EvalStage) and (stage.checkpoint is None) == (stage.merge is None):
-        suffix = ", not both"
-        if stage.checkpoint is None:
-            suffix = ""
-        raise PipelineError(
-            f"stage=eval needs checkpoint. Write checkpoint=RUN, or merge=METHOD{suffix}."
-        )
     return stage
 
 
@@ -185,11 +181,7 @@ def refuse_unread(
                 raise PipelineError(not_read(f"{plain}={value}", stage))
             raise PipelineError(explain_key(plain, kind, stage))
         if dot and name in groups and settings.get(name, groups[name]) is None:
-            raise PipelineError(f"{plain} needs {name}=... {choices(name)}")
-
-
-def choices(group: str) -> str:
-    return f"Choose from {', '.join(first_few(conf.options(group), 5))}."
+            raise PipelineError(f"{plain} needs {name}=... {conf.choices(name)}")
 
 
 def merge_options(
@@ -206,7 +198,7 @@ def merge_options(
     for group, default in groups.items():
         option = settings.get(group, default)
         if option == MISSING:
-            raise PipelineError(f"stage={stage} needs {group}=... {choices(group)}")
+            raise PipelineError(f"stage={stage} needs {group}=... {conf.choices(group)}")
         if option is None and default is None:
             continue
         if str(option) not in conf.options(group):

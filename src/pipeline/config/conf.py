@@ -148,6 +148,10 @@ def options(group: str) -> list[str]:
     return sorted({*_files(folders()).get(group, ()), *installed})
 
 
+def choices(group: str) -> str:
+    return f"Choose from {', '.join(first_few(options(group), 5))}."
+
+
 def groups() -> list[str]:
     return sorted({"stage", *_files((folder(),))} - {*FILES})
 
@@ -164,8 +168,7 @@ def table_file(name: str) -> Path:
     if "/" in name or name.startswith(".") or Path(name).suffix in TABLE_SUFFIXES:
         if not Path(name).is_file():
             raise PipelineError(
-                f"table={name} is not a file. Name a file, or choose from"
-                f" {', '.join(first_few(options(TABLES), 5))}."
+                f"table={name} is not a file. Name a file, or an option. {choices(TABLES)}"
             )
         if Path(name).suffix not in TABLE_SUFFIXES:
             raise PipelineError(
@@ -236,8 +239,7 @@ def read_option(
     path = option_file(group, name)
     if path is None:
         raise PipelineError(
-            f"{above[-1]} starts from {group}={name}, which is not an option. Choose from"
-            f" {', '.join(first_few(options(group), 5))}."
+            f"{above[-1]} starts from {group}={name}, which is not an option. {choices(group)}"
         )
     if path in above:
         raise PipelineError(f"{path} starts from itself. Remove {name} from its defaults.")

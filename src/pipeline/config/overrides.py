@@ -19,7 +19,6 @@ from pipeline.config.explain import unknown_key
 from pipeline.config.knob import Tree
 from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError
-from pipeline.text import first_few
 
 SINGLE = {
     "eval": "eval",
@@ -158,9 +157,7 @@ def parse_override(text: str, sweep: bool = False) -> Override:
                 f"{text} has several values. -m starts a run for each; a list is {key}=[...]"
             )
     elif key in conf.groups() and not isinstance(override.value(), str):
-        raise PipelineError(
-            f"{text} is not an option. Choose from {', '.join(first_few(conf.options(key), 5))}."
-        )
+        raise PipelineError(f"{text} is not an option. {conf.choices(key)}")
     if key.partition(".")[0] == "hydra" and not sweep:
         raise PipelineError(f"{text}: Hydra's own settings are read with -m only.")
     return override
