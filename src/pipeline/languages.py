@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cache, lru_cache
 from pathlib import Path
@@ -21,6 +20,8 @@ from pipeline.files import added_conf, read_yaml, shipped_conf
 
 GROUP = "language"  # folder of the user's language files, below --config-dir
 MGSM = ("en", "sw", "bn", "te", "ja", "de", "fr", "zh", "ru", "es", "th")  # languages of MGSM
+
+CONSTRUCTED = re.compile("q[a-t][a-z]")  # ISO 639's private-use codes
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def language(code: str) -> Language:
     file = own_files().get(code)
     if file is not None:
         return read_own(file, file.stat().st_mtime_ns)
-    if re.fullmatch("q[a-t][a-z]", code):
+    if CONSTRUCTED.fullmatch(code):
         return Language(
             code,
             code.capitalize(),
@@ -74,15 +75,6 @@ def language(code: str) -> Language:
     raise PipelineError(f"unknown language {code!r}: {suggest_language(code)}")
 
 
-def is_known(code: str) -> bool:
-    """Return True if a language is shipped, constructed, or has a file in --config-dir."""
-    return (
-        code in shipped_languages()
-        or code in own_files()
-        or re.fullmatch("q[a-t][a-z]", code) is not None
-    )
-
-
 def named_language(code: str) -> Language:
     """Return the language of a code, even if only the code is known.
 
@@ -91,7 +83,8 @@ def named_language(code: str) -> Language:
     Raises:
         PipelineError: the text is not a code, for example the name of a language.
     """
-    if is_known(code) or not re.fullmatch("[a-z]{2,3}(_[A-Za-z]+)?", code):
+    is_known = code in shipped_languages() or code in own_files() or CONSTRUCTED.fullmatch(code)
+    if is_known or not re.fullmatch("[a-z]{2,3}(_[A-Za-z]+)?", code):
         return language(code)
     return Language(code, code, code)
 
@@ -126,15 +119,10 @@ def custom_language_file(code: str) -> tuple[Path, str] | None:
     return file, hashlib.sha256(text.encode()).hexdigest()
 
 
-def all_languages() -> Iterator[Language]:
-    yield from shipped_languages().values()
-    yield from map(language, own_files())
-
-
 def suggest_language(code: str) -> str:
     """Return a hint for an unknown code: close matches, and how to add a language."""
     known: dict[str, Language] = {}
-    for entry in all_languages():
+    for entry in (*shipped_languages().values(), *map(language, own_files())):
         known[entry.code] = known[entry.name.lower()] = entry
     lowered = code.lower()  # the value may begin with a code, as in zh-CN or Deutsch
     near = [*close_matches(lowered, known), lowered[:2]]

@@ -144,7 +144,7 @@ REFUSED = {
     ),
     "table=nope": "table=nope is not a table: there are adaptive_swap, calibrate,",
     "table=sandbax": "table=sandbax is not a table: did you mean sandbox",
-    SFT + "every.sft.steps=2": "stage=sft has no table of runs for every.sft.steps",
+    SFT + "every.sft.steps=2": "unknown key every.sft.steps: stage=sft reads",
     "every.sft.stops=2": (
         "sandbox.yaml, run 'math expert': unknown key sft.stops: did you mean sft.steps"
     ),
@@ -199,7 +199,7 @@ REFUSED = {
         "merge.density must be above 0 and at most 1, got"
     ),
     # a missing value, or a RUN that is none
-    "stage=eval eval=mgsm_2shot": "stage=eval needs checkpoint. Write checkpoint=RUN",
+    "stage=eval eval=mgsm_2shot": "stage=eval needs checkpoint=RUN or merge=METHOD",
     "stage=select select=unreasonable": (
         "stage=select needs checkpoints. Write checkpoints=[RUN,RUN]"
     ),
@@ -280,9 +280,7 @@ REFUSED = {
         "sft.processes=8. Give sft.batch_size=8"
     ),
     "stage=export checkpoint=x": ("stage=export needs export.to. Set export.to=./DIR."),
-    "stage=export checkpoint=x table=sandbox export.to=y": (
-        "needs table or checkpoint. Write table=T, or checkpoint=RUN"
-    ),
+    "stage=export checkpoint=x table=sandbox export.to=y": ("needs table=T or checkpoint=RUN"),
     "stage=export table=sandbox export.to=y export.adapter=true": (
         "export.dtype, export.adapter and export.licence apply"
     ),
@@ -487,7 +485,6 @@ def test_the_package_of_an_option_is_below_other_comments_too(own: Path, call: C
             "sparser.yaml starts from merge=nope, which is not an option. Choose from adaptive_swap,",
         ),
         ("[sparser]", "sparser.yaml starts from itself. Remove sparser from its defaults"),
-        ("ties", "sparser.yaml, defaults: ties is not a list. Write defaults: [ties]"),
     ],
 )
 def test_what_an_option_cannot_start_from(defaults: str, told: str, own: Path, call: Call) -> None:

@@ -212,14 +212,12 @@ def test_a_table_is_fetched_locked_and_made_with_the_hub_off(place: Place) -> No
     before = place.run("stage=plan", "table=fetched", "plan.lines=99", offline=True)
     assert before.status == 0, before.err
     missing = next(line for line in before.out.splitlines() if line.startswith("not pinned "))
-    missing, _, offline = missing.partition("; HF_HUB_OFFLINE is set, and ")
     named = missing.partition(": ")[2].split(", ")
     assert {"tiny/base", "CohereLabs/aya_dataset", "bigscience/xP3mt", "juletxara/mgsm"} <= set(
         named
     )
     on_hub = [item for item in BENCHMARKS.values() if not item.built_from]
     assert len(named) == 5 + len(on_hub)  # one model, three sets and one file for training
-    assert offline == f"{len(named)} of these cannot be fetched here"
 
     fetched = place.run("stage=prefetch", "table=fetched")
     assert fetched.status == 0, fetched.err

@@ -92,7 +92,7 @@ def test_the_cache_stands_in_and_other_refusals_stay(
 
     monkeypatch.setattr(datasets, "load_dataset_builder", not_there)
     monkeypatch.setattr(reach, "refusal_of_set", lambda _: Answer(404))
-    with pytest.raises(Answer):  # of no library that is put in words: not swallowed
+    with pytest.raises(PipelineError, match="404 of the Hub"):
         list(read_source("mine", source, None))
     monkeypatch.setattr(reach, "refusal_of_set", lambda _: OSError("no route"))
     with pytest.raises(PipelineError, match=r"cannot be reached \(no route"):

@@ -26,8 +26,9 @@ from small_world.world import (
     say,
 )
 
+from pipeline.config.data import LARGEST
 from pipeline.data import small_world
-from pipeline.data.small_world import LARGEST, TRAINING
+from pipeline.data.small_world import TRAINING
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ import pytest
 from huggingface_hub import constants
 from made_up import asked, choice, worked
 
+from pipeline.config.evaluation import Eval, EvalTask
+from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
 from pipeline.evaluate.prompts import load_tasks
 from pipeline.evaluate.tasks import task_specs
@@ -102,8 +104,15 @@ def test_what_is_in_the_cache_is_read_without_the_hub(
     assert not datasets.config.HF_HUB_OFFLINE and not constants.HF_HUB_OFFLINE
 
 
+def evaluation(
+    tasks: list[tuple[Any, ...]], languages: list[str], run_code: bool = False
+) -> EvalStage:
+    scored = Eval("", [EvalTask(*task) for task in tasks], run_code=run_code)
+    return EvalStage(stage="eval", eval=scored, languages=languages)
+
+
 def test_the_sets_that_evaluations_read_of_the_hub() -> None:
-    sets, left_out = evaluated_sets((("mgsm_direct", 2, False), ("flores", 0, False)), ("en", "zh"))
+    sets, left_out = evaluated_sets(evaluation([("mgsm_direct", 2), ("flores", 0)], ["en", "zh"]))
     assert left_out == []
     assert sets == [
         ("juletxara/mgsm", "en", "test"),
@@ -127,8 +136,8 @@ def test_programs_are_left_out_with_a_reason_where_that_is_possible() -> None:
         (True, "en", True, english, None),
         (False, "en", True, english, None),
     ):
-        sets, left_out = evaluated_sets((("mbpp", 0, possible),), (code,), run_code=run_code)
+        sets, left_out = evaluated_sets(evaluation([("mbpp", 0, possible)], [code], run_code))
         assert sets == fetched and len(left_out) == (reason is not None)
         assert reason is None or left_out[0].startswith(reason)
     with pytest.raises(PipelineError, match=not_run):
-        evaluated_sets((("mbpp", 0, False),), ("sw",))
+        evaluated_sets(evaluation([("mbpp", 0)], ["sw"]))

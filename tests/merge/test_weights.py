@@ -66,14 +66,20 @@ def test_scaled_to_depth():
     assert by_layer(swap(14, scale_to_depth=True, bottom_transition=3)) == "lla" + "m" * 10 + "l"
 
 
+def shares(count: int, weights: list[float] | None = None) -> dict[str, float]:
+    """Return the weights of a soup of `count` experts in one parameter."""
+    soup = Soup(experts=[str(role) for role in range(count)], weights=weights)
+    return soup.shares_in({"x": Site(None, "embedding")})["x"]
+
+
 def test_soups():
-    assert Soup(experts=["a", "b"]).shares() == {"0": 0.5, "1": 0.5}
-    assert Soup(experts=["a", "b"], weights=[0.25, 0.75]).shares() == {"0": 0.25, "1": 0.75}
-    assert Soup(experts=["a", "b"], weights=[0, 1]).shares() == {"1": 1.0}
-    thirds = Soup(experts=["a", "b", "c"], weights=[0.3333333, 0.3333333, 0.3333333]).shares()
+    assert shares(2) == {"0": 0.5, "1": 0.5}
+    assert shares(2, [0.25, 0.75]) == {"0": 0.25, "1": 0.75}
+    assert shares(2, [0, 1]) == {"1": 1.0}
+    thirds = shares(3, [0.3333333, 0.3333333, 0.3333333])
     assert sum(thirds.values()) == pytest.approx(1, abs=1e-6)
     with pytest.raises(PipelineError, match=r"merge.weights=\[0.5, 0.51\] sum to 1.01"):
-        Soup(experts=["a", "b"], weights=[0.5, 0.51]).shares()
+        shares(2, [0.5, 0.51])
 
 
 def test_methods_are_the_files_of_the_folder() -> None:

@@ -92,7 +92,7 @@ columns: {math: {run: math, eval: mgsm_0shot, in: en, data_root: world}}
 def test_a_table_file_beside_the_command(call: Call, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     assert (
-        "table=mine.yaml is not a file. Name a file, or choose from"
+        "table=mine.yaml is not a file. Name a file, or an option. Choose from"
         in call("stage=plan", "table=mine.yaml", status=1).err
     )
     (tmp_path / "mine.yaml").write_text(TABLE)

@@ -14,7 +14,7 @@ from pipeline.runs.dtypes import stored_dtype
 from pipeline.runs.graph import order_runs
 from pipeline.runs.lineage import another_base
 from pipeline.runs.run import Run
-from pipeline.stages.hub_inputs import collect_hub_inputs, kept_offline
+from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.tables.plan import ScoreRef
 from pipeline.tables.planned_runs import Planning
 from pipeline.text import first_few, pluralize
@@ -59,7 +59,7 @@ def missing_inputs(runs: list[Run], runs_dir: Path) -> list[str]:
     if missing:
         lines.append(
             "not pinned (stage=prefetch locks revisions, and names what needs a licence):"
-            f" {', '.join(missing)}{kept_offline(missing)}"
+            f" {', '.join(missing)}"
         )
     lines += inputs.problems
     lines += [f"left out: {why}" for why in inputs.left_out]

@@ -7,7 +7,6 @@ against the dataclasses. Errors name the key and the remedy.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import is_dataclass, replace
@@ -28,13 +27,11 @@ from pipeline.config.explain import (
     validated,
 )
 from pipeline.config.harness_tasks import spell_out_tasks
-from pipeline.config.knob import Tree, Words, check, knobs_of, names_of, unread_knobs
+from pipeline.config.knob import Tree, Words, knobs_of, names_of, refuse_empty_lists, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
     HARDWARE,
     OF_ALL_STAGES,
-    EvalStage,
-    ExportStage,
     RunStage,
     Stage,
     TableStage,
@@ -44,6 +41,11 @@ from pipeline.text import first_few
 
 T = TypeVar("T")
 OF_RUNS = f"every.{HARDWARE}"
+# Stages that read one of two sources: key -> how to write it
+SOURCES = {
+    "eval": {"checkpoint": "checkpoint=RUN", "merge": "merge=METHOD"},
+    "export": {"table": "table=T", "checkpoint": "checkpoint=RUN"},
+}
 
 
 class Incomplete(PipelineError):
@@ -96,34 +98,21 @@ def stage_of(settings: Words) -> Stage:
             **dict.fromkeys(runs, "RUN"),
             **dict.fromkeys(("merge.experts", "checkpoints"), "[RUN,RUN]"),
         }
-        inside = {
-            key: re.sub(r"\.\d+\.(\w+)$", r"=[{\1: ...}, ...]", key) for key in missing
-        }  # the key of an item of a list
-        parts = []
-        for key, text in inside.items():
-            parts.append(text if "=" in text else f"{key}={example.get(key, '...')}")
-        examples = " ".join(parts)
+        examples = " ".join(f"{key}={example.get(key, '...')}" for key in missing)
         raise Incomplete(f"stage={stage.stage} needs {' and '.join(missing)}. Write {examples}.")
-    check(stage)
+    refuse_empty_lists(stage)
+    sources = SOURCES.get(stage.stage, {})
+    given = [word for key, word in sources.items() if getattr(stage, key)]
+    if sources and len(given) != 1:
+        both = ", not both" if given else ""
+        raise PipelineError(f"stage={stage.stage} needs {' or '.join(sources.values())}{both}.")
     if isinstance(stage, RunStage) and "=" in (stage.group or ""):
         raise PipelineError(
             "A group must not contain =, because it could be a secret. It is not shown here. Set a"
             " name, group=NAME."
         )
-    if isinstance(stage, ExportStage) and bool(stage.table) == (stage.checkpoint is not None):
-        suffix = ", not both" if stage.table else ""
-        raise PipelineError(
-            f"stage=export needs table or checkpoint. Write table=T, or checkpoint=RUN{suffix}."
-        )
     if isinstance(stage, TableStage) and stage.table:
         conf.table_file(stage.table)
-    if isinstance(stage, EvalStage) and (stage.checkpoint is None) == (stage.merge is None):
-        suffix = ", not both"
-        if stage.checkpoint is None:
-            suffix = ""
-        raise PipelineError(
-            f"stage=eval needs checkpoint. Write checkpoint=RUN, or merge=METHOD{suffix}."
-        )
     return stage
 
 
@@ -133,12 +122,12 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     if f"eval={evaluation}" in REMOVED:  # the harness has a group of this name, for all languages
         raise PipelineError(unknown_option("eval", evaluation))
     settings = spell_out_tasks({**left_open(settings), **settings}, conf.options("eval"))
-    if conf.is_checkpoint(str(settings.get("model", ""))):
-        settings |= {"model": "trained", "model.path": settings["model"]}
     name = str(settings.pop("stage", "table"))
     kind = conf.stage_class(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
+    if "model" in kind.groups and conf.is_checkpoint(str(settings.get("model", ""))):
+        settings |= {"model": "trained", "model.path": settings["model"]}
     if issubclass(kind, TableStage):
         hardware = settings.get(HARDWARE) or settings.get(OF_RUNS)
         if hardware:
@@ -146,22 +135,15 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     tree: Tree = {"stage": name}
     if name == "cpt":
         tree["sft"] = {"packing": True}  # the default, which a recipe may change
-    values = merge_options(tree, kind, name, settings)
+    groups = {**OF_ALL_STAGES, **kind.groups}
+    refuse_unread(settings, kind, name, groups)
+    values = merge_options(tree, name, settings, groups)
     for key, value in values.items():
-        conf.refuse_interpolation(key.lstrip("+"), str(value))
         plain = key.lstrip("+")
+        conf.refuse_interpolation(plain, str(value))
         if plain.startswith("every."):
-            if not issubclass(kind, TableStage):
-                raise PipelineError(f"stage={name} has no table of runs for {plain}. Remove it.")
             tree.setdefault("every", {})[plain.removeprefix("every.")] = value
         else:
-            if plain == "merge.method" and "merge" in tree:
-                raise PipelineError(
-                    f"merge.method={value}: merge={settings['merge']} already sets the method."
-                    " Remove merge.method."
-                )
-            if plain == "table" and not issubclass(kind, TableStage):
-                raise PipelineError(not_read(f"table={value}", name))
             plain = {"table.free_snapshots": "free_snapshots"}.get(plain, plain)
             put(tree, kind, plain, plain.split("."), value, key.startswith("+"), name)
     if "${" in str(tree):
@@ -186,56 +168,47 @@ def with_hardware(config: T, every: Words) -> T:
     return replace(config, **{part: getattr(own, part) for part in parts})
 
 
-def merge_options(tree: Tree, kind: type[Stage], stage: str, settings: Words) -> Tree:
+def refuse_unread(
+    settings: Words, kind: type[Stage], stage: str, groups: Mapping[str, str | None]
+) -> None:
+    """Raise PipelineError for a key that a stage does not read, or whose group is not chosen."""
+    read = {*groups, *names_of(kind)}
+    for key, value in settings.items():
+        plain = key.lstrip("+")
+        name, dot, _ = plain.partition(".")
+        if name not in read:
+            if plain in (*conf.groups(), "table"):
+                raise PipelineError(not_read(f"{plain}={value}", stage))
+            raise PipelineError(explain_key(plain, kind, stage))
+        if dot and name in groups and settings.get(name, groups[name]) is None:
+            raise PipelineError(f"{plain} needs {name}=... {conf.choices(name)}")
+
+
+def merge_options(
+    tree: Tree, stage: str, settings: Words, groups: Mapping[str, str | None]
+) -> Tree:
     """Merge the options that a command or its stage chooses into the tree.
 
     Returns the settings that choose no option.
 
     Raises:
-        PipelineError: the stage does not read a group, an option is unknown, or a required option
-            is missing.
+        PipelineError: an option is unknown, or a required option is missing.
     """
-    groups = {**OF_ALL_STAGES, **kind.groups}
-    for key in settings:
-        group, dot, _ = key.lstrip("+").partition(".")
-        if not dot and group in conf.groups() and group not in groups:
-            if (key, settings[key]) == ("model", "trained"):
-                value = settings.get("model.path")
-            else:
-                value = settings[key]
-            raise PipelineError(not_read(f"{key}={value}", stage))
-        if dot and group in groups and (settings.get(group, groups[group])) is None:
-            raise PipelineError(
-                f"{key.lstrip('+')} needs {group}=... Choose from"
-                f" {', '.join(first_few(conf.options(group), 5))}."
-            )
+    read = names_of(conf.stage_class(stage))
     for group, default in groups.items():
         option = settings.get(group, default)
         if option == MISSING:
-            refuse_unknown(settings, kind, stage)
-            raise PipelineError(
-                f"stage={stage} needs {group}=... Choose from"
-                f" {', '.join(first_few(conf.options(group), 5))}."
-            )
+            raise PipelineError(f"stage={stage} needs {group}=... {conf.choices(group)}")
         if option is None and default is None:
             continue
         if str(option) not in conf.options(group):
             raise PipelineError(unknown_option(group, str(option)))
         if group == HARDWARE:
             parts = of_hardware(str(option), tree, settings.get("sft.adapter"))
-            read_here = parts.keys() & set(names_of(kind))
-            conf.merge(tree, {part: parts[part] for part in parts if part in read_here})
+            conf.merge(tree, {part: parts[part] for part in parts if part in read})
         else:
             conf.merge(tree, conf.option(group, str(option)))
     return {key: value for key, value in settings.items() if key not in groups}
-
-
-def refuse_unknown(settings: Words, kind: type[Stage], stage: str) -> None:
-    """Raise PipelineError for a key that the stage does not have."""
-    for key in settings:
-        name = key.lstrip("+").partition(".")[0]
-        if name not in (*OF_ALL_STAGES, *kind.groups, *names_of(kind)):
-            raise PipelineError(explain_key(name, kind, stage))
 
 
 def put(
@@ -324,8 +297,6 @@ def drop_missing(tree: Any, prefix: str = "") -> list[str]:
     for key, value in items:
         if value == MISSING:
             missing.append(f"{prefix}{key}")
-    for key, value in items:
-        if value == MISSING:
             del tree[key]
         elif isinstance(value, dict | list):
             missing += drop_missing(value, f"{prefix}{key}.")

@@ -85,10 +85,7 @@ def add_folder(name: str) -> None:
             f"--config-dir={name} {problem}. Name a folder with options such as recipe/mine.yaml or"
             " tables/mine.yaml."
         )
-    names = []
-    for group in (*groups(), *FILES):
-        if group != "stage":
-            names.append(group)
+    names = sorted({*groups(), *FILES} - {"stage"})
     for path in sorted(directory.iterdir()):
         if not path.is_dir() or path.name.startswith("."):
             continue
@@ -151,6 +148,10 @@ def options(group: str) -> list[str]:
     return sorted({*_files(folders()).get(group, ()), *installed})
 
 
+def choices(group: str) -> str:
+    return f"Choose from {', '.join(first_few(options(group), 5))}."
+
+
 def groups() -> list[str]:
     return sorted({"stage", *_files((folder(),))} - {*FILES})
 
@@ -167,8 +168,7 @@ def table_file(name: str) -> Path:
     if "/" in name or name.startswith(".") or Path(name).suffix in TABLE_SUFFIXES:
         if not Path(name).is_file():
             raise PipelineError(
-                f"table={name} is not a file. Name a file, or choose from"
-                f" {', '.join(first_few(options(TABLES), 5))}."
+                f"table={name} is not a file. Name a file, or an option. {choices(TABLES)}"
             )
         if Path(name).suffix not in TABLE_SUFFIXES:
             raise PipelineError(
@@ -239,8 +239,7 @@ def read_option(
     path = option_file(group, name)
     if path is None:
         raise PipelineError(
-            f"{above[-1]} starts from {group}={name}, which is not an option. Choose from"
-            f" {', '.join(first_few(options(group), 5))}."
+            f"{above[-1]} starts from {group}={name}, which is not an option. {choices(group)}"
         )
     if path in above:
         raise PipelineError(f"{path} starts from itself. Remove {name} from its defaults.")
@@ -259,10 +258,6 @@ def read_option(
     keys = [] if package == "_global_" else package.split(".")
     tree: Tree = {}
     listed = content.pop("defaults", [])
-    if not isinstance(listed, list):
-        raise PipelineError(
-            f"{path}, defaults: {listed} is not a list. Write defaults: [{listed}]."
-        )
     for entry in listed if "_self_" in listed else [*listed, "_self_"]:
         if entry == "_self_":
             merge(tree, reduce(lambda nested, key: {key: nested}, reversed(keys), content))
@@ -315,8 +310,8 @@ def method_of(name: str | None) -> type[Merge] | None:
 
     The method is named in the option's file, or comes from another package.
     """
-    if name is None or name in METHODS or option_file("merge", name) is None:
-        return merge_method(name or "")
+    if name is None:
+        return None
     return method_of_knobs(option("merge", name)["merge"])
 
 

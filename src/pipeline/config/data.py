@@ -73,11 +73,15 @@ class Source(Knobs):
         return self.language not in (None, "en")
 
 
+# Items per benchmark, split and language that ship; scripts/make_small_world.py writes more
+LARGEST = 500
+
+
 @dataclass
 class World(Knobs):
     """The small world (data/small_world.py)."""
 
-    items: int = knob(100, ge=1)  # test items per benchmark and language
+    items: int = knob(100, ge=1, le=LARGEST)  # test items per benchmark and language
     generation: int = knob(
         1, ge=1
     )  # internal: version of the shipped files, raised in conf/expert/sandbox.yaml
@@ -91,8 +95,8 @@ class Items(Knobs):
     More items then need no new training.
     """
 
-    dev: int = knob(500, ge=1)
-    test: int = knob(100, ge=1)  # per benchmark and language
+    dev: int = knob(500, ge=1, le=LARGEST)
+    test: int = knob(100, ge=1, le=LARGEST)  # per benchmark and language
 
 
 @dataclass

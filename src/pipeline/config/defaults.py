@@ -103,22 +103,22 @@ def read_hardware(name: str, adapter: str = "none") -> dict[str, Tree]:
     path, content = conf.option_file(HARDWARE, name), conf.option(HARDWARE, name)[HARDWARE]
     if not content:
         raise PipelineError(f"{path} sets no value. Write for example sft: {{processes: 8}}.")
-    parts = {}
+    wrong = []
     for part, knobs in content.items():
-        parts[part] = dict(knobs) if isinstance(knobs, dict) else {"": knobs}
-    keys = []
-    for part, knobs in parts.items():
-        for knob in knobs:
-            keys.append(f"{part}.{knob}".removesuffix("."))
-    wrong = [key for key in keys if key not in KNOBS]
+        keys = [part]
+        if isinstance(knobs, dict):
+            keys = [f"{part}.{knob}" for knob in knobs]
+        wrong += [key for key in keys if key not in KNOBS]
     if wrong:
         raise PipelineError(
             f"{path} sets {', '.join(wrong)}, but hardware may only set {', '.join(KNOBS)}. Move"
             " the others to a recipe."
         )
-    for part, knobs in parts.items():
+    parts = {}
+    for part, knobs in content.items():
         validated(CLASSES[part], knobs, f"{path}: {part}.")
+        parts[part] = dict(knobs)
         if adapter != "none":
             for key in OF_ALL_WEIGHTS & knobs.keys():
-                del knobs[key]
+                del parts[part][key]
     return parts

@@ -166,11 +166,8 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
     if group in conf.groups() and group not in known:
         return not_read(key, stage)
     if holder is kind and "." not in key:
-        own_keys = names_of(kind)
-        inside = []
-        for part in own_keys:
-            inside += [f"{part}.{name}" for name in names_of(type_inside(kind, part))]
-        return unknown_key(key, own_keys, inside)
+        inside = [name for name in sorted(keys_of(stage)) if "." in name]
+        return unknown_key(key, names_of(kind), inside)
     if holder is not kind and is_dataclass(holder):
         return unknown_key(key, names_of(holder))
     if close_matches(group, known):

@@ -6,7 +6,6 @@ No heavy package is imported, so that a wrong key is an error before torch is im
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
@@ -97,15 +96,11 @@ def part(kind: type, *, hashed: bool = True) -> Any:
     return field(default_factory=kind, metadata={"hashed": hashed})
 
 
-def check(config: Any, prefix: str = "") -> None:
-    """Check that no value is an empty list or a number that is not finite.
-
-    Raises:
-        PipelineError: for the first such value.
-    """
-    for name, value, item in knobs_of(config, prefix):
-        if value is not item.default:
-            check_value(name, value)
+def refuse_empty_lists(config: Any) -> None:
+    """Raise PipelineError for the first setting that is an empty list."""
+    for name, value, _ in knobs_of(config):
+        if value == []:
+            raise PipelineError(f"{name} is empty. Name at least one: {name}=[...]")
 
 
 fields_of: Any = cache(fields)  # the fields of a dataclass
@@ -140,18 +135,6 @@ def knobs_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
         for name, part_value in inside:
             if is_dataclass(part_value):
                 yield from knobs_of(part_value, f"{key}.{name}.")
-
-
-def check_value(name: str, value: Any) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise PipelineError(f"{name} must be a finite number, got {value}")
-    if value == []:
-        raise PipelineError(f"{name} is empty. Name at least one: {name}=[...]")
-    inside = value.items() if isinstance(value, dict) else ()
-    for key, part_value in inside:
-        check_value(f"{name}.{key}", part_value)
-    for part_value in value if isinstance(value, list) else ():
-        check_value(name, part_value)
 
 
 def field_of_key(config: Any, key: str) -> tuple[Any, Any] | None:
@@ -202,13 +185,9 @@ def identity(config: Any) -> Tree:
             if part_value or item.default is None:
                 hashed_fields[item.name] = part_value
             continue
-        if item.default_factory is not NO_DEFAULT:
-            default = item.default_factory()
-        else:
-            default = item.default
-        of_hash = item.metadata.get("hash_default")
-        if of_hash is not None:
-            default = of_hash
+        default = item.metadata.get("hash_default")
+        if default is None:
+            default = default_of(item)
         if isinstance(value, dict) and any(map(is_dataclass, value.values())):
             value = {key: identity(part_value) for key, part_value in value.items()}
         elif isinstance(value, list) and any(map(is_dataclass, value)):
@@ -216,6 +195,13 @@ def identity(config: Any) -> Tree:
         if value != default or item.name in ("method", "stage"):
             hashed_fields[item.name] = value
     return hashed_fields
+
+
+def default_of(item: Any) -> Any:
+    """Return the declared default of a field."""
+    if item.default_factory is not NO_DEFAULT:
+        return item.default_factory()
+    return item.default
 
 
 def format_value(value: Any) -> str:

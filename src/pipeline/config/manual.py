@@ -22,7 +22,7 @@ from pipeline.config import conf
 from pipeline.config.compose import partial_stage
 from pipeline.config.defaults import left_open
 from pipeline.config.explain import type_inside, unknown_option
-from pipeline.config.knob import BOUNDS, Words, format_value
+from pipeline.config.knob import BOUNDS, Words, default_of, format_value
 from pipeline.config.overrides import chosen_options, split_command, values_of
 from pipeline.config.stages import Stage, TrainStage
 from pipeline.errors import PipelineError
@@ -79,8 +79,9 @@ def manual_text(command_words: list[str]) -> str:
             value = getattr(holder, item.name, MISSING)
             is_open = value == MISSING or is_dataclass(value)
             if is_open:
-                shown = default_of(item)
-            else:
+                value = default_of(item)
+            shown = "..."
+            if not (value in (NO_DEFAULT, MISSING) or is_dataclass(value)):
                 shown = format_value(to_jsonable_python(value))
             entry = f"{'' if top else f'{title}.'}{item.name}={shown}"
             meaning = filter(None, (knob_comment(kind, item), bounds_text(item)))
@@ -171,16 +172,6 @@ def stage_parts(stage_class: type[Stage], merge: str | None) -> Iterator[tuple[s
             kind = conf.method_of(merge) or kind
         if is_dataclass(kind) and isinstance(kind, type):
             yield item.name, kind
-
-
-def default_of(item: Field[Any]) -> str:
-    if item.default_factory is not NO_DEFAULT:
-        value = item.default_factory()
-    else:
-        value = item.default
-    if value is NO_DEFAULT or value == MISSING or is_dataclass(value):
-        return "..."
-    return format_value(value)
 
 
 def bounds_text(item: Field[Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,7 +53,7 @@ class Merge(Knobs):
 
         The result has the layout of the first source.
         """
-        raise PipelineError(f"merge.method={self.method} is not known")
+        raise NotImplementedError
 
     def decide(self, opened: Any) -> Any:
         """Return how each parameter is merged: `Linear` weights or a `Computed` formula.
@@ -61,11 +61,11 @@ class Merge(Knobs):
         `opened` is `Opened` of merge/adapters.py. Only headers are read, except for weights by
         magnitude.
         """
-        raise PipelineError(f"merge.method={self.method} is not known")
+        raise NotImplementedError
 
     def write_folder(self, sources: Mapping[str, Path], folder: Path, threads: int | None) -> None:
         """Write the merged checkpoint of the sources' folders, by role, into an existing folder."""
-        raise PipelineError(f"merge.method={self.method} is not known")
+        raise NotImplementedError
 
     def needs_base(self) -> bool:
         """Return True if the merge reads the base.
@@ -77,17 +77,6 @@ class Merge(Knobs):
     def result_dtype(self) -> str | None:
         """Return torch's name of the stored dtype, or None for the sources' dtype."""
         return self.dtype
-
-    @staticmethod
-    def dtype_of_several(of_base: Collection[str]) -> str:
-        """Return torch's name of the dtype of a merge of experts with several dtypes.
-
-        It is the base's if the base is given and has one dtype. Otherwise it is float32, which
-        holds all of them.
-        """
-        if len(of_base) == 1:
-            return next(iter(of_base))
-        return "float32"
 
     def beyond_knobs(self) -> dict[str, Any]:
         """Return further content of the hash, besides the settings.
@@ -136,10 +125,6 @@ class Merge(Knobs):
             partition: the partition of the layers, or None.
             layers: the number of layers, or None if the model is not on this machine yet.
         """
-
-    def settled(self, partition: Partition | None) -> Merge:
-        """Fill in defaults that depend on whether there is a partition."""
-        return self
 
     def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
         """Check that roles fit the sides for which the sources were trained, if known.

@@ -19,9 +19,7 @@ from pipeline.config.explain import unknown_key
 from pipeline.config.knob import Tree
 from pipeline.config.stages import HARDWARE
 from pipeline.errors import PipelineError
-from pipeline.text import first_few
 
-LONGEST_NAME = 255  # characters of an option, which is the name of a file
 SINGLE = {
     "eval": "eval",
     "select": "select",
@@ -158,12 +156,8 @@ def parse_override(text: str, sweep: bool = False) -> Override:
             raise PipelineError(
                 f"{text} has several values. -m starts a run for each; a list is {key}=[...]"
             )
-    elif key in conf.groups() and (
-        not isinstance(override.value(), str) or len(text) > LONGEST_NAME
-    ):
-        raise PipelineError(
-            f"{text} is not an option. Choose from {', '.join(first_few(conf.options(key), 5))}."
-        )
+    elif key in conf.groups() and not isinstance(override.value(), str):
+        raise PipelineError(f"{text} is not an option. {conf.choices(key)}")
     if key.partition(".")[0] == "hydra" and not sweep:
         raise PipelineError(f"{text}: Hydra's own settings are read with -m only.")
     return override

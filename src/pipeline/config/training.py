@@ -101,9 +101,12 @@ class Sft(Knobs):
     name: str = knob(hashed=False)
     method: str = knob("full", options=("full", "partial", "mixed", "simultaneous"))
     adapter: str = knob("none", options=("none", "lora"))
+    # partial: the trained side; null: the expert's side
     side: str | None = knob(
-        None, options=("math", "language")
-    )  # partial: the trained side; null: the expert's side
+        None,
+        options=("math", "language"),
+        read=(lambda sft: sft.method == "partial", "sft=partial"),
+    )
     # simultaneous: optimizer steps on one side before it is the other's turn
     steps_per_switch: int = knob(
         1, ge=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous")

@@ -33,9 +33,6 @@ from pipeline.hub.reach import reach_or_offline
 from pipeline.text import one_line
 
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled together; its files are shuffled too
-# errors that become a PipelineError: built-in exceptions, and all exceptions of these libraries
-LOADING_ERRORS = (OSError, RuntimeError, ValueError, TypeError, EOFError, StopIteration)
-LIBRARIES = ("datasets", "huggingface_hub", "httpx", "httpx2", "pyarrow", "yaml", "zlib")
 FORMATS = {
     ".jsonl": "json",
     ".json": "json",
@@ -119,7 +116,6 @@ def example_of(row: Row, source: Source, columns: dict[str, bool]) -> Example | 
         source: The source.
         columns: The result of `source_columns`.
     """
-    row = with_nested(row, columns)
     if source.rows != "conversation":
         for column in columns:
             if not is_text(row[column]):
@@ -329,13 +325,7 @@ def readable_errors(name: str, source: Source) -> Iterator[None]:
         yield
     except PipelineError:
         raise
-    except Exception as error:
-        for cause in causes_of(error):
-            if isinstance(cause, PipelineError):  # raised inside a builder
-                raise cause from error
-        from_library = type(error).__module__.partition(".")[0] in LIBRARIES
-        if not from_library and not isinstance(error, LOADING_ERRORS):
-            raise
+    except Exception as error:  # libraries raise any class for broken files
         raise PipelineError(why_unreadable(name, source, error)) from error
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Literal, cast
 
 ARCHIVE = Path(__file__).with_name("small_world.tar.xz")
-LARGEST = 500  # items per benchmark, split and language
 # rows of a language
 TRAINING = {"orca_math/train.jsonl": 6000, "aya/train.jsonl": 16000, "text/train.jsonl": 2000}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.hub.reach import is_refusal
 from pipeline.models.files import HUB_COPIES, HUB_PATTERNS
 
 SECONDS = 10  # for the Hub to answer
@@ -28,19 +29,15 @@ def local_folder(folder: Path, revision: str | None = None, fetch: bool = True) 
     if not of_hub(folder):
         return folder
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
     name, _, named_revision = str(folder).partition("@")
     revision = revision or named_revision or None
+    reached = True
     try:
         HfApi().model_info(name, revision=revision, timeout=SECONDS)
-        reached = True
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        reached = status < 500 and status != 429  # 429: too many requests
-        if reached:
+    except hub_errors() as error:
+        if is_refusal(error):
             raise refusal_of_model(name, error) from error
-    except hub_errors():
         reached = False
     if reached and not fetch:
         return folder

@@ -24,6 +24,13 @@ def refusal_of_set(repository: str) -> Exception | None:
     return None
 
 
+def is_refusal(error: Exception) -> bool:
+    """Return True if the Hub answered and refuses, so that its cache is no substitute."""
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", 500)  # without an answer there is no code
+    return status < 500 and status != 429  # 429: too many requests
+
+
 @contextmanager
 def force_offline() -> Iterator[None]:
     """Load datasets only from the cache within this context.
@@ -93,9 +100,7 @@ def reach_or_offline(repository: str) -> Iterator[None]:
             errors (not found, gated) are raised by the library that loads it.
     """
     error = refusal_of_set(repository)
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", 500)  # without an answer there is no code
-    if error is None or status < 500:
+    if error is None or is_refusal(error):
         yield
         return
     with force_offline():

@@ -175,10 +175,6 @@ class Adapted(Checkpoint):
         stat = (self.folder / ADAPTER_WEIGHTS).stat()
         return f"{self.folder} {stat.st_size} {stat.st_mtime_ns} on {self.base.state}"
 
-    @property
-    def later_heads(self) -> bool:
-        return self.base.later_heads
-
     def stored(self, name: str) -> TensorInfo | None:
         """Return where the base stores a float32 tensor that the adapter leaves alone, or None."""
         info = self.base.info(name)
@@ -269,45 +265,35 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
         )
     full = Checkpoint.open(base)
     adapter = Checkpoint(folder, settings, read_header(folder / ADAPTER_WEIGHTS))
-    tensors = _sort_tensors(adapter, full, base)
-    embedding = tensors.whole.get(full.embedding or "")
-    is_tied = tensors.has_copied_head or settings.get("ensure_weight_tying")
-    if full.tied_head and embedding and not is_tied:
-        raise PipelineError(
-            f"{folder} has modules_to_save={settings.get('modules_to_save')}, but its base has a"
-            " tied head, which PEFT does not train with it. Train it with ensure_weight_tying, or"
-            " merge it into its base first."
-        )
+    pairs, whole = _sort_tensors(adapter, full, base)
+    embedding = whole.get(full.embedding or "")
     config = {**full.config, "dtype": "float32"}
     config.pop("torch_dtype", None)
     if embedding:
         config = with_rows(config, embedding.shape[0])
     infos = {}
     for name, info in full.infos.items():
-        shape = tensors.whole.get(name, info).shape
+        shape = whole.get(name, info).shape
         infos[name] = replace(info, dtype="F32", shape=shape, nbytes=4 * math.prod(shape))
     return Adapted(
         folder,
         config,
         infos,
         base=full,
-        factors=_read_all_factors(adapter, full, tensors.pairs),
-        replaced=Checkpoint(folder, {}, tensors.whole),
+        factors=_read_all_factors(adapter, full, pairs),
+        replaced=Checkpoint(folder, {}, whole),
         settings=settings,
     )
 
 
-@dataclass
-class _Tensors:
-    """The tensors of an adapter by the base's names: pairs of factors, and whole tensors."""
+def _sort_tensors(
+    adapter: Checkpoint, full: Checkpoint, base: Path
+) -> tuple[dict[str, dict[str, str]], dict[str, TensorInfo]]:
+    """Sort an adapter's tensors into pairs of factors and whole tensors, by the base's names.
 
-    pairs: dict[str, dict[str, str]]
-    whole: dict[str, TensorInfo]
-    has_copied_head: bool
-
-
-def _sort_tensors(adapter: Checkpoint, full: Checkpoint, base: Path) -> _Tensors:
-    """Sort an adapter's tensors into factors and whole tensors, and check that they fit."""
+    Raises:
+        PipelineError: a tensor does not fit the base.
+    """
     plain = {stored: plain_name(stored) for stored in adapter.infos}
     # Names of the whole model: the adapter may be of its decoder only
     names = tensor_names([*full.infos, *plain.values()])
@@ -334,7 +320,15 @@ def _sort_tensors(adapter: Checkpoint, full: Checkpoint, base: Path) -> _Tensors
             pairs[name][factor[1]] = stored
         else:
             whole[name] = info
-    return _Tensors(pairs, whole, has_copied_head)
+    settings = adapter.config
+    is_tied = has_copied_head or settings.get("ensure_weight_tying")
+    if full.tied_head and full.embedding in whole and not is_tied:
+        raise PipelineError(
+            f"{adapter.folder} has modules_to_save={settings.get('modules_to_save')}, but its base"
+            " has a tied head, which PEFT does not train with it. Train it with"
+            " ensure_weight_tying, or merge it into its base first."
+        )
+    return pairs, whole
 
 
 def _why_unfit(stored: str, name: str, info: TensorInfo, full: Checkpoint, base: Path) -> str:
@@ -394,10 +388,6 @@ def _read_all_factors(
 def _read_factors(
     adapter: Checkpoint, base: Checkpoint, name: str, pair: dict[str, str]
 ) -> Factors:
-    if set(pair) != {"A", "B"}:
-        raise PipelineError(
-            f"{adapter.folder} has only one factor of {name}, not A and B. Copy it again."
-        )
     a = adapter.infos[pair["A"]].shape
     b = adapter.infos[pair["B"]].shape
     rank = a[0]

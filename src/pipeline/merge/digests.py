@@ -36,10 +36,7 @@ def known_digests(merge: Merging, runs_dir: Path) -> Known:
 
 
 def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
-    known = {}
-    for name, digest in _recorded_digests(source.model.folder).items():
-        if digest.startswith(KIND):
-            known[name] = digest
+    known = _recorded_digests(source.model.folder)
     for file, names in source.files.items():
         if known.keys() >= set(names):
             continue
@@ -52,11 +49,12 @@ def _digests(source: Source, runs_dir: Path) -> dict[str, str]:
 
 
 def _recorded_digests(folder: Path) -> dict[str, str]:
+    """Return the digests that a run recorded, except those of the first versions."""
     manifest = read_manifest(folder)
     if manifest is None:
         return {}
-    digests: dict[str, str] = manifest.weights.get("digests", {})
-    return digests
+    digests = manifest.weights.get("digests", {})
+    return {name: digest for name, digest in digests.items() if digest.startswith(KIND)}
 
 
 def equal_to_base(merge: Merging, known: Known) -> list[str]:
@@ -68,8 +66,7 @@ def equal_to_base(merge: Merging, known: Known) -> list[str]:
     for role, source in experts_of(merge.sources).items():
         if isinstance(source, Adapted):
             continue
-        of_expert = known[role]
-        if all(name in of_base and of_expert.get(name) == of_base[name] for name in merge.names):
+        if all(known[role].get(name) == of_base.get(name) for name in merge.names):
             equal.append(role)
     return equal
 
@@ -108,8 +105,7 @@ def _verify(folder: Path, infos: Mapping[str, TensorInfo], threads: int | None) 
             )
         _verified.add(seen)
 
-    comparable = [name for name in infos if recorded.get(name, "").startswith(KIND)]
-    in_threads(verify, comparable, threads)
+    in_threads(verify, infos.keys() & recorded.keys(), threads)
 
 
 def _sources(merge: Merging) -> dict[str, Source]:
@@ -128,54 +124,34 @@ def weights_key(merge: Merging, known: Known) -> str:
     Raises:
         PipelineError: a tensor is not finite.
     """
-    identities = _Identities(_sources(merge), known)
+    sources = _sources(merge)
+
+    def digest_of(role: str, name: str) -> str:
+        return known[role].get(name) or sources[role].model.info(name).digest()
+
+    @cache
+    def model_root(role: str) -> str:
+        return weights_root({name: digest_of(role, name) for name in sources[role].names})
+
+    @cache
+    def adapter_root(role: str) -> str:
+        """Return the root over an adapter's own tensors, or an empty text for a whole model."""
+        source = sources[role]
+        return root_of(source.folder) if isinstance(source, Adapted) else ""
+
+    def identity(role: str, name: str | None) -> Any:
+        """Return the digest of a tensor or the root of a source, and an adapter's own root."""
+        if name is None:
+            return f"{model_root(role)} {adapter_root(role)}".rstrip()
+        digest = digest_of(role, name)
+        return [digest, adapter_root(role)] if adapter_root(role) else digest
+
     role = merge.sole_source()
     if role:
-        return identities.key_of(role)
-    tensors = {name: merge.decided_by(name, identities.of) for name in merge.names}
+        return recorded_key(sources[role].folder) or adapter_root(role) or model_root(role)
+    tensors = {name: merge.decided_by(name, identity) for name in merge.names}
     form = "dense"
     if merge.adapter:
         form = "adapter"
     text = json.dumps([tensors, form], sort_keys=True, default=str)
     return f"merge:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-class _Identities:
-    """The digests and roots that identify sources and their tensors."""
-
-    def __init__(self, sources: Mapping[str, Source], known: Known) -> None:
-        self.sources = sources
-        self.known = known
-        self.of = cache(self._of)
-        self.adapter_root = cache(self._adapter_root)
-
-    def key_of(self, role: str) -> str:
-        """Return the key of a whole source."""
-        key = recorded_key(self.sources[role].folder) or self.adapter_root(role)
-        return key or self.model_root(role)
-
-    def _of(self, role: str, name: str | None) -> Any:
-        """Return the digest of a tensor or the root of a source, and an adapter's own root."""
-        adapter_root = self.adapter_root(role)
-        if name is None:
-            return f"{self.model_root(role)} {adapter_root}".rstrip()
-        digest = self.digest_of(role, name)
-        if adapter_root:
-            return [digest, adapter_root]
-        return digest
-
-    def digest_of(self, role: str, name: str) -> str:
-        digest = self.known[role].get(name)
-        if digest:
-            return digest
-        return self.sources[role].model.info(name).digest()
-
-    def model_root(self, role: str) -> str:
-        return weights_root({name: self.digest_of(role, name) for name in self.sources[role].names})
-
-    def _adapter_root(self, role: str) -> str:
-        """Return the root over an adapter's own tensors, or an empty text for a whole model."""
-        source = self.sources[role]
-        if isinstance(source, Adapted):
-            return root_of(source.folder)
-        return ""

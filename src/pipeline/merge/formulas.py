@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -182,11 +183,7 @@ def mean_change(parts: Sequence[tuple[float, Source]], base: Source, threads: in
     key = (*states, base.state)
     if key in _mean_changes:
         return _mean_changes[key]
-
-    def measure_tensor(name: str) -> tuple[float, int]:
-        return _row_means(parts, base, name)
-
-    measured = in_threads(measure_tensor, by_size(base), threads)
+    measured = in_threads(partial(_row_means, parts, base), by_size(base), threads)
     total = math.fsum(means for means, _ in measured)
     rows = sum(count for _, count in measured)
     return _mean_changes.setdefault(key, total / rows)
@@ -206,8 +203,4 @@ def _row_means(parts: Sequence[tuple[float, Source]], base: Source, name: str) -
 
 def by_size(source: Source) -> list[str]:
     """Return the names, largest tensors first, so that threads finish at about the same time."""
-
-    def order(name: str) -> tuple[int, str]:
-        return -math.prod(source.info(name).shape), name
-
-    return sorted(source.names, key=order)
+    return sorted(source.names, key=lambda name: -math.prod(source.info(name).shape))

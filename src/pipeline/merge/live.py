@@ -151,7 +151,7 @@ def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> L
         PipelineError: the files of the source cannot be loaded.
     """
     kind = (*kind_of(merge.giver, merge.dtype, dtype, device), products)
-    live_model = _resident(kind)
+    live_model: Live | None = next((live for live in LIVE_MODELS if live.kind == kind), None)
     if live_model is None:
         release_models()  # frees memory for the new model
         live_model = _load_live(merge, dtype, device)
@@ -162,13 +162,6 @@ def model_of(merge: Merging, dtype: str, device: str, products: str = IEEE) -> L
             LIVE_MODELS.append(live_model)
     live_model.apply(merge)
     return live_model
-
-
-def _resident(kind: tuple[Any, ...]) -> Live | None:
-    for live in LIVE_MODELS:
-        if live.kind == kind:
-            return live
-    return None
 
 
 def kind_of(giver: Source, stored: str | None, dtype: str, device: str) -> tuple[Any, ...]:
@@ -207,10 +200,7 @@ def _load_live(merge: Merging, dtype: str, device: str) -> Live:
         model.resize_token_embeddings(rows, mean_resizing=False)
     take_generation_config(model, giver.folder)
     for parameter in model.parameters():  # copied, as the loaded memory may be mapped
-        if device != "cpu":
-            parameter.data = parameter.data.to(device)
-        else:
-            parameter.data = parameter.data.clone()
+        parameter.data = parameter.data.to(device, copy=True)
     model.to(device)
     model.tie_weights()
     holds = {}

@@ -26,7 +26,7 @@ from pipeline.merge.weights import Weights
 from pipeline.merge.write import copy_files, make_readable, write_index, write_weights
 from pipeline.merge.write_adapter import write_adapter
 from pipeline.models import arrays
-from pipeline.models.anatomy import anatomy
+from pipeline.models.anatomy import anatomy, num_layers
 from pipeline.models.checkpoint import DTYPES, ITEM_BYTES, TORCH_NAMES, TensorInfo
 
 if TYPE_CHECKING:
@@ -106,18 +106,16 @@ class Merging:
         chosen = self.config.result_dtype()
         if chosen or not self._has_mixed_dtypes():
             return chosen
-        of_base = set()
         if self.base:
-            stored = {info.dtype for info in self.base.infos.values()}
-            of_base = {TORCH_NAMES.get(dtype, dtype) for dtype in stored}
-        return self.config.dtype_of_several(of_base)
+            of_base = {info.dtype for info in self.base.infos.values()}
+            if len(of_base) == 1:
+                return TORCH_NAMES[of_base.pop()]
+        return "float32"
 
     def _has_mixed_dtypes(self) -> bool:
         """Return True if the experts store some tensor in several dtypes."""
-        sources = [self.layout]
-        for role, source in self.sources.items():
-            if role != "base" and source is not self.base:
-                sources.append(source)
+        experts = [source for source in self.sources.values() if source is not self.base]
+        sources = [self.layout, *experts]
         return any(len({source.info(name).dtype for source in sources}) > 1 for name in self.names)
 
     @property
@@ -130,11 +128,7 @@ class Merging:
 
     def described(self, partition: Partition | None) -> str:
         """Describe what the merge does, in terms of its model's layers."""
-        layers = set()
-        for site in anatomy(self.names).values():
-            if site.layer is not None:
-                layers.add(site.layer)
-        return self.config.described(partition, len(layers) or None)
+        return self.config.described(partition, num_layers(anatomy(self.names)))
 
     @property
     def layout(self) -> Source:
@@ -143,11 +137,8 @@ class Merging:
 
     @property
     def giver_role(self) -> str:
-        role = self.config.files_from
-        if not role and self.padding:
-            role = self.padding.role
-        if not role:
-            role = next(iter(self.sources))
+        default = self.padding.role if self.padding else next(iter(self.sources))
+        role = self.config.files_from or default
         if role not in self.sources:
             raise PipelineError(
                 f"merge.files_from={role} is not a source. Choose from {', '.join(self.sources)}."
@@ -208,16 +199,16 @@ class Merging:
     def sole_source(self) -> str | None:
         """Return the role of the source that the whole merge equals, or None."""
         if self.adapter:
-            rows = list((self.method.changes or {}).values())
+            weights = self.method.changes or {}
         elif all(map(self.copied_from, self.names)):
-            rows = list(self.method.weights.values())
+            weights = self.method.weights
         else:
             return None
-        if not rows or list(rows[0].values()) != [1.0]:
-            return None
-        if any(row != rows[0] for row in rows):
-            return None
-        return next(iter(rows[0]))
+        rows = {tuple(row.items()) for row in weights.values()}
+        for role in self.sources:
+            if rows == {((role, 1.0),)}:
+                return role
+        return None
 
     def decided_by(self, name: str, of: Callable[[str, str | None], Any]) -> Any:
         """Return what decides a tensor.

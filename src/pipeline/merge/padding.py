@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.errors import PipelineError
@@ -51,10 +51,11 @@ def align_padding(
     Raises:
         PipelineError: merge.files_from names an expert with fewer rows than the merge.
     """
-    names = differing_rows(sources)
-    if not names:
+    first = next(iter(sources.values()))
+    names = tuple(filter(has_row_per_token, first.names))
+    rows = {role: token_rows(source, names) for role, source in sources.items()}
+    if 0 in rows.values() or len(set(rows.values())) == 1:
         return dict(sources), None
-    rows = {role: source.info(names[0]).shape[0] for role, source in sources.items()}
     experts = [role for role in sources if role != "base"]
     widest = max(experts, key=lambda role: rows[role])
     if files_from in experts and rows[files_from] != rows[widest]:
@@ -67,27 +68,12 @@ def align_padding(
     return clipped, Padding(common, widest, names, dict(sources))
 
 
-def differing_rows(sources: Mapping[str, Source]) -> tuple[str, ...]:
-    """Return the embedding and the head if only their number of rows differs between sources."""
-    first = next(iter(sources.values()))
-    names = [name for name in first.names if has_row_per_token(name)]
-    counts = set()
-    for name in names:
-        shapes = []
-        for source in sources.values():
-            if name not in source.infos:
-                return ()
-            shapes.append(source.infos[name].shape)
-        columns = {shape[1:] for shape in shapes}
-        if len(columns) > 1:
-            return ()
-        counts.add(tuple(shape[0] for shape in shapes))
-    if len(counts) != 1:
-        return ()
-    (of_sources,) = counts
-    if len(set(of_sources)) == 1:
-        return ()
-    return tuple(names)
+def token_rows(source: Source, names: Sequence[str]) -> int:
+    """Return the number of rows that the embedding and the head have, or 0 if they differ."""
+    counts = {source.infos[name].shape[0] for name in names if name in source.infos}
+    if len(counts) == 1:
+        return counts.pop()
+    return 0
 
 
 def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:

@@ -93,11 +93,7 @@ def folders_of(run: Run[MergeStage] | Run[EvalStage]) -> dict[str, Path]:
                 " command."
             )
     roles = (*merge.references(), "base")  # an evaluation has other parents too
-    folders = {}
-    for role, parent in run.parents.items():
-        if role in roles:
-            folders[role] = parent.folder
-    return folders
+    return {role: parent.folder for role, parent in run.parents.items() if role in roles}
 
 
 def write_elsewhere(run: Run[MergeStage] | Run[EvalStage], folder: Path) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ if TYPE_CHECKING:
     from pipeline.runs.run import Parent
 
 Row = dict[str, Any]
+Shares = tuple[tuple[str, float], ...]  # the weight of each role
 
 
 def group_weights(merge: Merging) -> list[Row]:
@@ -23,41 +22,35 @@ def group_weights(merge: Merging) -> list[Row]:
     Equal adjacent layers share a row. Parameters that a formula computes are left out.
     """
     weights = merge.method.weights
-    # place -> weights as JSON -> kinds of parameters
-    places = defaultdict[int | str, dict[str, set[str]]](lambda: defaultdict(set))
+    # place -> weights -> kinds of parameters
+    places: dict[int | str, dict[Shares, set[str]]] = {}
     for name, site in anatomy(merge.names).items():
         if name not in weights:
             continue
-        place: int | str = site.kind
-        if site.layer is not None:
-            place = site.layer
-        places[place][json.dumps(weights[name])].add(site.kind)
-    tables = {place: _table(of_place) for place, of_place in places.items()}
+        place = site.kind if site.layer is None else site.layer
+        of_place = places.setdefault(place, {})
+        of_place.setdefault(tuple(weights[name].items()), set()).add(site.kind)
     layers = sorted(place for place in places if isinstance(place, int))
-    rows = _rows("embedding", tables.get("embedding", []))
-    for table, block in itertools.groupby(layers, key=tables.__getitem__):
+    rows = _rows("embedding", places.get("embedding", {}))
+    for of_layer, block in itertools.groupby(layers, key=places.__getitem__):
         first, *further = block
         label = f"layer {first}"
         if further:
             label = f"layers {first}-{further[-1]}"
-        rows += _rows(label, table)
+        rows += _rows(label, of_layer)
     for name in ("final_norm", "head", TOWER):
-        rows += _rows(name, tables.get(name, []))
+        rows += _rows(name, places.get(name, {}))
     return rows
 
 
-def _table(of_place: Mapping[str, set[str]]) -> list[tuple[str, str]]:
-    """Return (kinds of parameters, their weights as JSON), sorted."""
-    if len(of_place) == 1:
-        return [("all", weights) for weights in of_place]
-    return sorted((", ".join(sorted(kinds)), weights) for weights, kinds in of_place.items())
-
-
-def _rows(label: str, table: list[tuple[str, str]]) -> list[Row]:
+def _rows(label: str, of_place: Mapping[Shares, set[str]]) -> list[Row]:
     rows = []
-    for kinds, weights in table:
-        rows.append({"where": label, "what": kinds, "weights": json.loads(weights)})
-    return rows
+    for shares, kinds in of_place.items():
+        what = "all"
+        if len(of_place) > 1:
+            what = ", ".join(sorted(kinds))
+        rows.append({"where": label, "what": what, "weights": dict(shares)})
+    return sorted(rows, key=lambda row: row["what"])
 
 
 def plan_text(merge: Merging, parents: Mapping[str, Parent], rows: list[Row], done: str) -> str:

@@ -55,9 +55,7 @@ class TaskVectors(Merge):
             name: the parameter.
             start: the index of the first row.
         """
-        raise NotImplementedError(
-            f"merge={self.method} defines no change(). Define it in its class."
-        )
+        raise NotImplementedError
 
     def weighted_sum(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
         """Return w1 x t1 + w2 x t2 + ..., summed from the left, with `weights`."""

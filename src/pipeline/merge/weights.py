@@ -14,7 +14,6 @@ from pipeline.models.anatomy import Site
 
 # parameter -> source -> weight; a single source with weight 1 is copied byte for byte
 Weights = dict[str, dict[str, float]]
-MOST_WEIGHT = 1e30  # its product with a parameter stays below the largest float32
 
 
 def inverse_weights(magnitudes: Mapping[str, float]) -> dict[str, float]:
@@ -106,8 +105,7 @@ def expert_weights(
     """Return merge.weights as a number for each expert.
 
     Raises:
-        PipelineError: merge.weights is not a list with one number for each expert, or a number is
-            too large.
+        PipelineError: merge.weights is not a list with one number for each expert.
     """
     if weights is None:
         return [default] * count
@@ -117,12 +115,6 @@ def expert_weights(
             f"merge.weights={weights!r} is not a list of numbers. Give one number for each expert."
         )
     refuse_other_count(weights, count)
-    for weight in weights:
-        if abs(weight) > MOST_WEIGHT:
-            raise PipelineError(
-                f"merge.weights={weights}: {weight:g} overflows float32. Give at most"
-                f" {MOST_WEIGHT:g}."
-            )
     return [float(weight) for weight in weights]
 
 

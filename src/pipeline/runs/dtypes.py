@@ -85,12 +85,9 @@ def merged_dtype(merge: Merge, parents: Mapping[str, Parent], runs_dir: Path) ->
     of_experts = {stored_dtype(parents[role], runs_dir) for role in merge.references()}
     if len(of_experts) == 1:
         return of_experts.pop()
-    of_base: str | None = "float32"
     if "base" in parents:
-        of_base = stored_dtype(parents["base"], runs_dir)
-    if of_base:
-        return merge.dtype_of_several([of_base])
-    return None
+        return stored_dtype(parents["base"], runs_dir)
+    return "float32"
 
 
 def dtypes_in(folder: Path) -> list[str]:

@@ -17,13 +17,10 @@ def build(config: AnalyzeStage, resolver: Resolver) -> Draft:
             f"checkpoint={config.checkpoint} is not a RUN. Set checkpoint=RUN, or"
             " checkpoint=[RUN,RUN]."
         )
-    parents, bases = {}, []
-    for index, reference in enumerate(references):
-        expert = resolver.model(reference, "checkpoint")
-        parents[str(index)] = expert
-    label = "analyze-" + "-".join(map(label_of, parents.values()))
+    experts = [resolver.model(reference, "checkpoint") for reference in references]
+    parents = {str(index): expert for index, expert in enumerate(experts)}
+    label = "analyze-" + "-".join(map(label_of, experts))
     if config.base is not None:
         return config, label, {**parents, "base": resolver.model(config.base, "base")}
-    for expert in parents.values():
-        bases.append((expert.name, base_of(expert, resolver.runs_dir, "checkpoint")))
+    bases = [(expert.name, base_of(expert, resolver.runs_dir, "checkpoint")) for expert in experts]
     return config, label, {**parents, "base": one_base(bases, "checkpoint: the experts")}

@@ -10,19 +10,16 @@ from pipeline import languages
 from pipeline.benchmarks import find_benchmark, scored_files
 from pipeline.benchmarks.harness import scored_rows
 from pipeline.config import conf
-from pipeline.config.data import Data, Expert, Source
+from pipeline.config.data import Data, Source
 from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.load import local_file
 from pipeline.data.mixture import check_sources
-from pipeline.data.small_world import LARGEST
 from pipeline.errors import PipelineError, suggest
 from pipeline.hub.lock import digest_of, read_lock
 from pipeline.runs.run import External, Parent, Run
 from pipeline.stages.hub_inputs import benchmark_sources
 from pipeline.stages.lengths import is_here
 from pipeline.stages.resolver import Draft, Resolver
-
-SCRIPT = "python scripts/make_small_world.py FOLDER"  # for data_root=FOLDER
 
 
 def build(config: DataStage, resolver: Resolver) -> Draft:
@@ -33,7 +30,6 @@ def build(config: DataStage, resolver: Resolver) -> Draft:
     config = at_locked_revisions(apart_from_data_root(without_left_out(config)))
     if config.expert.world is None and config.expert.items is None:
         check_sources(config.expert)
-    check_items(config.expert)
     languages = [source.language for source in config.expert.sources.values()]
     return config, label, parents_of(config, resolver) | own_languages(filter(None, languages))
 
@@ -150,22 +146,6 @@ def parents_of(config: DataStage, resolver: Resolver) -> dict[str, Parent]:
         files = [local_file(source, folder) for source in config.expert.sources.values()]
         data_root = External.of_files(folder, files)
     return {"data_root": data_root}
-
-
-def check_items(expert: Expert) -> None:
-    """Raise PipelineError if more items of the small world are requested than ship."""
-    counts = {}
-    if expert.world:
-        counts = {"world.items": expert.world.items}
-    if expert.items:
-        counts |= {"items.dev": expert.items.dev, "items.test": expert.items.test}
-    for name, items in counts.items():
-        if items > LARGEST:
-            raise PipelineError(
-                f"expert.{name}={items}: {LARGEST} items per benchmark and language ship with the"
-                f" program. Lower it, or set data_root=FOLDER, written by {SCRIPT} --items {items}"
-                f" --dev-items {items}"
-            )
 
 
 def local_sources(config: DataStage) -> dict[str, Parent]:

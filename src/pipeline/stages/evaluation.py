@@ -34,8 +34,6 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
     config = with_base(config, resolver)
-    if config.merge is not None:
-        config = replace(config, merge=config.merge.settled(config.partition))
     if config.checkpoint is None:
         label, parents = label_and_parents(config, resolver)
     else:
@@ -117,13 +115,6 @@ def refuse_sampling(settings: Eval) -> None:
             " leave it out."
         )
     if settings.temperature == 0:
-        for name in ("answers", "top_p", "sample_seed"):
-            value = getattr(settings, name)
-            if value != getattr(Eval, name):
-                raise PipelineError(
-                    f"eval.{name}={value} is only read with eval.temperature above 0. Set"
-                    " eval.temperature=0.7, or leave it out."
-                )
         return
     kinds = {task.task: kind_of(task.task) for task in settings.tasks}
     if not {*SAMPLED} & {*kinds.values()}:
@@ -235,16 +226,7 @@ def check_tasks(config: EvalStage, resolver: Resolver) -> None:
         data_run = resolver.data_root(config.data_root)
         root = data_run.folder if data_run else Path(config.data_root)
     if root is None or root.is_dir():
-        settings = config.eval
-        tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in settings.tasks)
-        evaluated_sets(
-            tasks,
-            tuple(config.languages),
-            root,
-            split=settings.split,
-            exemplars=settings.exemplars,
-            run_code=settings.run_code,
-        )
+        evaluated_sets(config, root)
 
 
 def question_files_parent(config: EvalStage, folder: Path) -> External:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +15,7 @@ from pipeline.config.stages import DataStage, EvalStage
 from pipeline.data.benchmarks import hub_sources, scored_sets
 from pipeline.errors import PipelineError
 from pipeline.hub.addresses import without_credentials
-from pipeline.hub.lock import Lock, hub_cache, part_of
+from pipeline.hub.lock import Lock, part_of
 from pipeline.runs.run import External, Run
 from pipeline.stages.lengths import is_here
 
@@ -63,7 +62,7 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
                     inputs.sources.setdefault(_source_label(name, source), source)
         try:
             if isinstance(config, EvalStage) and config.data_root is None:
-                _, reasons = _sets_of(config)
+                _, reasons = evaluated_sets(config)
                 add_new(inputs.left_out, reasons)
             for source in benchmark_sources(config):
                 inputs.sources.setdefault(_source_label("benchmark", source), source)
@@ -77,24 +76,6 @@ def collect_hub_inputs(runs: list[Run]) -> HubInputs:
 def add_new(known: list[Any], found: Iterable[Any]) -> None:
     """Append the items that are not in a list yet."""
     known += [item for item in found if item not in known]
-
-
-def kept_offline(names: Iterable[str]) -> str:
-    """Return a clause about the models and sets that HF_HUB_OFFLINE keeps from being fetched.
-
-    The result is "" if all are cached.
-    """
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper()
-    if offline not in ("1", "ON", "YES", "TRUE"):  # the values of huggingface_hub
-        return ""
-    absent = 0
-    for name in dict.fromkeys(names):
-        repository, _, _ = name.partition("@")
-        folder = repository.replace("/", "--")
-        absent += not any(hub_cache().glob(f"*s--{folder}"))
-    if absent:
-        return f"; HF_HUB_OFFLINE is set, and {absent} of these cannot be fetched here"
-    return ""
 
 
 def experts_on_hub(run: Run[EvalStage]) -> list[Path]:
@@ -119,7 +100,7 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
     if config.data_root is not None:
         return []
     if isinstance(config, EvalStage):
-        sets, _ = _sets_of(config)
+        sets, _ = evaluated_sets(config)
         return [on_hub(*data_set) for data_set in sets]
     expert = config.expert
     if expert.world is not None or expert.union or config.data.benchmarks is not None:
@@ -127,25 +108,14 @@ def benchmark_sources(config: DataStage | EvalStage) -> list[Source]:
     return [source for _, source in hub_sources(expert.languages, scored_sets(config))]
 
 
-def _sets_of(config: EvalStage) -> tuple[list[tuple[str, str | None, str]], list[str]]:
-    tasks = tuple((task.task, task.num_fewshot, task.where_possible) for task in config.eval.tasks)
-    return evaluated_sets(tasks, tuple(config.languages), run_code=config.eval.run_code)
-
-
-@remembered
 def evaluated_sets(
-    tasks: tuple[tuple[str, int, bool], ...],
-    languages: tuple[str, ...],
-    root: Path | None = None,
-    **settings: Any,
+    config: EvalStage, root: Path | None = None
 ) -> tuple[list[tuple[str, str | None, str]], list[str]]:
     """Return the sets that the harness' task files name, and why tasks are left out.
 
     Args:
-        tasks: (task, num_fewshot, where_possible) of each task.
-        languages: Codes of languages.
+        config: The evaluation.
         root: The folder of the data. None: the Hub.
-        **settings: Further settings of `Eval`.
 
     Returns:
         (repository, configuration, split) of each set, and the reasons.
@@ -153,6 +123,25 @@ def evaluated_sets(
     Raises:
         PipelineError: A task cannot be scored.
     """
+    settings = config.eval
+    return _evaluated_sets(
+        tuple(astuple(task) for task in settings.tasks),
+        tuple(config.languages),
+        root,
+        split=settings.split,
+        exemplars=settings.exemplars,
+        run_code=settings.run_code,
+    )
+
+
+@remembered
+def _evaluated_sets(
+    tasks: tuple[tuple[Any, ...], ...],
+    languages: tuple[str, ...],
+    root: Path | None,
+    **settings: Any,
+) -> tuple[list[tuple[str, str | None, str]], list[str]]:
+    """Compute `evaluated_sets`."""
     from pipeline.config.evaluation import Eval, EvalTask
     from pipeline.evaluate.records import ScoreRow
     from pipeline.evaluate.tasks import data_sets, task_specs

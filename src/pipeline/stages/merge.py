@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -29,7 +28,6 @@ LIMIT = 60  # characters of the experts' names in a label
 
 
 def build(config: MergeStage, resolver: Resolver) -> Draft:
-    config = replace(config, merge=config.merge.settled(config.partition))
     return config, *label_and_parents(config, resolver)
 
 

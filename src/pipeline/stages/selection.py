@@ -53,16 +53,14 @@ def build(config: SelectStage, resolver: Resolver) -> Draft:
 
 def _candidates(trainings: Mapping[str, Parent], choice: str) -> dict[str, Parent]:
     """Return the snapshots of trainings by `<number of the training>@<step>`."""
-    names = []  # in the order of the hashes, so that the order of checkpoints= does not matter
-    for hash_ in sorted(trainings):
-        name, _, _ = trainings[hash_].name.partition("@")
-        if name not in names:
-            names.append(name)
+    # in the order of the hashes, so that the order of checkpoints= does not matter
+    in_order = [trainings[hash_].name.partition("@")[0] for hash_ in sorted(trainings)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(in_order))}
     candidates = {}
     for training in trainings.values():
-        name, _, _ = training.name.partition("@")
+        number = numbers[training.name.partition("@")[0]]
         for step, candidate in snapshots_of(training, choice).items():
-            candidates[f"{names.index(name)}@{step}"] = candidate
+            candidates[f"{number}@{step}"] = candidate
     return candidates
 
 

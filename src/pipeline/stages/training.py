@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,13 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
     base = parents.get("model")
     # the Hub is only asked for a configuration that is needed
     config_is_local = not isinstance(base, External) or base.folder.is_dir()
-    if config.partition is not None and (config.partition.scale_to_depth or config_is_local):
-        layers = layer_count(config, parents)
-        config = replace(config, partition=resolve_partition(config.partition, layers))
-    if config_is_local:
-        check_length(config, parents)
+    partition = config.partition
+    if config_is_local or (partition and partition.scale_to_depth):
+        settings = common_settings(read_architecture(config, base))
+        check_length(config, settings)
+        if partition:
+            layers = layer_count(config, settings)
+            config = replace(config, partition=resolve_partition(partition, layers))
     method = config.sft.name
     if config.stage == "cpt":
         method = f"cpt-{method}".removesuffix("-full")
@@ -80,10 +83,6 @@ def _check_expert(config: TrainStage) -> None:
         raise PipelineError(
             f"sft={sft.name} trains on one set, but expert={expert.name} has two. Set sft=mixed or"
             " sft=simultaneous."
-        )
-    if sft.side is not None and sft.method != "partial":
-        raise PipelineError(
-            f"sft.side={sft.side} is only read by sft=partial. Leave it out with sft={sft.name}."
         )
     if sft.method == "partial" and sft.side is None and expert.side == "none":
         raise PipelineError(
@@ -136,9 +135,8 @@ def _check_rows(config: TrainStage) -> None:
         date_of_templates(sft.template_date, "sft.template_date")
 
 
-def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
+def check_length(config: TrainStage, settings: Mapping[str, Any]) -> None:
     """Raise PipelineError if rows are longer than the base's positions."""
-    settings = common_settings(read_architecture(config, parents))
     longest = settings.get("max_position_embeddings")
     if longest is not None and config.sft.seq_length > int(longest):
         raise PipelineError(
@@ -147,13 +145,12 @@ def check_length(config: TrainStage, parents: dict[str, Parent]) -> None:
         )
 
 
-def layer_count(config: TrainStage, parents: dict[str, Parent]) -> int:
-    """Return the number of layers of a trained or planned base.
+def layer_count(config: TrainStage, settings: Mapping[str, Any]) -> int:
+    """Return the number of layers of a base with these settings.
 
     Raises:
-        PipelineError: The number is unknown on this machine.
+        PipelineError: The number is unknown.
     """
-    settings = common_settings(read_architecture(config, parents))
     if "num_hidden_layers" not in settings:
         raise PipelineError(
             f"model={config.model.name}: its config has no num_hidden_layers, and transformers has"
@@ -162,21 +159,20 @@ def layer_count(config: TrainStage, parents: dict[str, Parent]) -> int:
     return int(settings["num_hidden_layers"])
 
 
-def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[str, Any]:
-    """Return the config.json of a trained or planned base.
+def read_architecture(config: TrainStage, base: Parent | None) -> dict[str, Any]:
+    """Return the config.json of a trained or planned base; None: of random weights.
 
     Raises:
         PipelineError: It is unknown on this machine.
     """
-    if config.model.init == "random":
+    if base is None:
         return config.model.architecture
-    base = parents["model"]
     if isinstance(base, Run) and isinstance(base.config, TrainStage):
-        return read_architecture(base.config, base.parents)
+        return read_architecture(base.config, base.parents.get("model"))
     if isinstance(base, Run):  # a merge has the shape of its sources
         sources = dict(base.parents)
         sources.pop("data_root", None)
-        return read_architecture(config, {"model": next(iter(sources.values()))})
+        return read_architecture(config, next(iter(sources.values())))
     path = base.folder / "config.json"
     if not base.folder.is_dir():
         path = Path(hub_file(str(base.folder), config.model.revision))
@@ -186,7 +182,7 @@ def read_architecture(config: TrainStage, parents: dict[str, Parent]) -> dict[st
             raise PipelineError(
                 f"model.path={base.folder} has no config.json. Name a folder with a model."
             )
-        return read_architecture(config, {"model": base_of(base, Path(config.runs_dir))})
+        return read_architecture(config, base_of(base, Path(config.runs_dir)))
     fields: dict[str, Any] = json.loads(path.read_bytes())
     return fields
 

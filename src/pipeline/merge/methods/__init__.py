@@ -15,10 +15,8 @@ from pipeline.config.merging import Merge
 
 def method_of(name: str) -> type[Merge]:
     """Return the class of merge/methods/<name>.py whose `method` is that name."""
-    for kind in vars(import_module(f"{__name__}.{name}")).values():
-        if isinstance(kind, type) and getattr(kind, "method", None) == name:
-            return kind
-    raise LookupError(f"merge/methods/{name}.py has no class with method={name!r}. Add one.")
+    kinds = vars(import_module(f"{__name__}.{name}")).values()
+    return next(kind for kind in kinds if getattr(kind, "method", None) == name)
 
 
 # In the order of their names

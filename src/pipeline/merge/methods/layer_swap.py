@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.config.knob import knob
@@ -34,13 +34,7 @@ _OWNED = {
     "language": "of the language expert",
 }
 _OUTSIDE_KEYS = {"embedding": "embeddings", "final_norm": "final_norm", "head": "head"}
-# Counts of layers: key -> default
-COUNTS = {
-    "bottom_layers": 5,
-    "top_layers": 2,
-    "bottom_transition": 0,
-    "top_transition": 0,
-}
+COUNTS = ("bottom_layers", "top_layers", "bottom_transition", "top_transition")
 
 
 class Counts(NamedTuple):
@@ -50,10 +44,6 @@ class Counts(NamedTuple):
     top: int
     bottom_transition: int
     top_transition: int
-
-
-def is_changed(key: str) -> Callable[[Any], bool]:
-    return lambda merge: getattr(merge, key) != COUNTS[key]
 
 
 @dataclass
@@ -67,14 +57,10 @@ class LayerSwap(Merge):
     method: str = "layer_swap"
     math: Any = knob(run=True)
     language: Any = knob(run=True)
-    # null: 5, or the partition's
-    bottom_layers: int | None = knob(None, ge=0, hashed=is_changed("bottom_layers"))
-    # null: 2, or the partition's
-    top_layers: int | None = knob(None, ge=0, hashed=is_changed("top_layers"))
-    # null: 0
-    bottom_transition: int | None = knob(None, ge=0, hashed=is_changed("bottom_transition"))
-    # null: 0
-    top_transition: int | None = knob(None, ge=0, hashed=is_changed("top_transition"))
+    bottom_layers: int = knob(5, ge=0)
+    top_layers: int = knob(2, ge=0)
+    bottom_transition: int = knob(0, ge=0)
+    top_transition: int = knob(0, ge=0)
     # scale counts for 32 layers to the model: max(1, floor(count x layers / 32))
     scale_to_depth: bool = False
     zones: str = knob("average", options=OWNERS, hashed=lambda merge: merge.has_zones)
@@ -131,7 +117,7 @@ class LayerSwap(Merge):
         if partition is not None:
             for key in (*COUNTS, "scale_to_depth"):
                 value = getattr(self, key)
-                if value is not None and value is not False:
+                if value != getattr(LayerSwap, key):
                     raise PipelineError(
                         f"merge.{key}={value} cannot be used with partition={partition.name}. Give"
                         " layer counts or a partition."
@@ -189,17 +175,12 @@ class LayerSwap(Merge):
         return text
 
     def counts_in(self, layers: int | None) -> Counts:
-        """Return the configured or default counts, scaled if the depth is known.
+        """Return the counts, scaled if the depth is known.
 
         Raises:
             PipelineError: the counts exceed the depth.
         """
-        counts = []
-        for key, default in COUNTS.items():
-            count = getattr(self, key)
-            if count is None:
-                count = default
-            counts.append(count)
+        counts = [getattr(self, key) for key in COUNTS]
         if layers is None:
             return Counts(*counts)
         scaled = [scaled_count(count, layers) for count in counts]
@@ -215,12 +196,6 @@ class LayerSwap(Merge):
                 f" them{remedy}."
             )
         return Counts(*counts)
-
-    def settled(self, partition: Partition | None) -> LayerSwap:
-        if partition:
-            return replace(self)
-        counts: dict[str, Any] = dict(zip(COUNTS, self.counts_in(None), strict=True))
-        return replace(self, **counts)
 
     def decide(self, opened: Opened) -> Linear:
         from pipeline.merge.formulas import mean_change

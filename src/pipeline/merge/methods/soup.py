@@ -38,26 +38,21 @@ class Soup(Merge):
         return numbered_references(self.experts)
 
     def needs_base(self) -> bool:
-        return isinstance(self.weights, str) and self.weights == "magnitude"
+        return bool(self.weights == "magnitude")
 
     def refuse(self, partition: Partition | None, layers: int | None) -> None:
         if not self.needs_base():
-            self.shares()
+            self.shares_in({"": Site(None, "embedding")})
 
-    def shares(self, magnitudes: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Return the weight of each role whose weight is not 0.
+    def shares_in(
+        self, sites: Mapping[str, Site], magnitudes: Mapping[str, float] | None = None
+    ) -> Weights:
+        """Return the weight of each role whose weight is not 0, in each parameter.
 
         Raises:
             PipelineError: there is not one weight for each expert, or their sum differs from 1 by
                 more than 1e-6.
         """
-        (shares,) = self.shares_in({"": Site(None, "embedding")}, magnitudes).values()
-        return shares
-
-    def shares_in(
-        self, sites: Mapping[str, Site], magnitudes: Mapping[str, float] | None = None
-    ) -> Weights:
-        """Return the weight of each role in each parameter, as in `shares`."""
         count = len(self.experts)
         if not count:
             raise PipelineError("merge.experts is empty. Give at least one run.")
