@@ -30,7 +30,10 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
 
     Resolves the settings whose defaults depend on others, and the counts of a partition.
     """
-    check_method(config)
+    _check_expert(config)
+    _check_partition(config)
+    _check_rows(config)
+    micro_batches(config.sft)
     parents = parents_of(config, resolver)
     config = config.settled()
     base = parents.get("model")
@@ -61,14 +64,6 @@ def about_default_rate(config: TrainStage) -> str:
         f"sft.learning_rate={rate:g} is the default, for models of billions of weights. Small"
         " models learn little with it: set sft.learning_rate or a recipe."
     )
-
-
-def check_method(config: TrainStage) -> None:
-    """Raise PipelineError if a training method does not fit its expert or its partition."""
-    _check_expert(config)
-    _check_partition(config)
-    _check_rows(config)
-    micro_batches(config.sft)
 
 
 def _check_expert(config: TrainStage) -> None:
