@@ -115,6 +115,13 @@ def refuse_sampling(settings: Eval) -> None:
             " leave it out."
         )
     if settings.temperature == 0:
+        for name in ("answers", "top_p", "sample_seed"):
+            value = getattr(settings, name)
+            if value != getattr(Eval, name):
+                raise PipelineError(
+                    f"eval.{name}={value} is only read with eval.temperature above 0. Set"
+                    " eval.temperature=0.7, or leave it out."
+                )
         return
     kinds = {task.task: kind_of(task.task) for task in settings.tasks}
     if not {*SAMPLED} & {*kinds.values()}:

@@ -79,6 +79,10 @@ def _check_expert(config: TrainStage) -> None:
             f"sft={sft.name} trains on one set, but expert={expert.name} has two. Set sft=mixed or"
             " sft=simultaneous."
         )
+    if sft.side is not None and sft.method != "partial":
+        raise PipelineError(
+            f"sft.side={sft.side} is only read by sft=partial. Leave it out with sft={sft.name}."
+        )
     if sft.method == "partial" and sft.side is None and expert.side == "none":
         raise PipelineError(
             f"expert={expert.name} has no side. Set the side that sft={sft.name} trains, such as"
