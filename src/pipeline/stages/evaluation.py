@@ -135,7 +135,7 @@ def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
     """Return the configuration with eval.dtype=auto resolved, if the dtype is known."""
     if config.eval.dtype != "auto":
         return config
-    runs_dir = Path(config.runs_dir)
+    runs_dir = config.runs_path
     if config.merge is not None:
         dtype = merged_dtype(config.merge, parents, runs_dir)
     else:

@@ -127,7 +127,7 @@ def build(config: RunStage, references: Mapping[str, Parent] | None = None) -> R
         PipelineError: A RUN refers to nothing, or a data file does not exist.
     """
     row = RUN_STAGES[config.stage]
-    resolver = Resolver(Path(config.runs_dir), build, references or {})
+    resolver = Resolver(config.runs_path, build, references or {})
     decided, label, parents = row.build(config, resolver)
     return Run(decided, label, parents, version=row.version)
 

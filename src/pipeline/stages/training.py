@@ -181,7 +181,7 @@ def read_architecture(config: TrainStage, base: Parent | None) -> dict[str, Any]
             raise PipelineError(
                 f"model.path={base.folder} has no config.json. Name a folder with a model."
             )
-        return read_architecture(config, base_of(base, Path(config.runs_dir)))
+        return read_architecture(config, base_of(base, config.runs_path))
     fields: dict[str, Any] = json.loads(path.read_bytes())
     return fields
 
