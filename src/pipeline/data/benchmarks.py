@@ -160,10 +160,6 @@ def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tu
     return files
 
 
-def label_of(source: Source) -> str:
-    return f"{source.hub} {part_of(source)}"
-
-
 def benchmark_ngrams(
     n: int,
     root: Path | None,
@@ -248,4 +244,4 @@ def of_hub(
                     ) from error
                 if not unread and "cannot be reached" in str(error):
                     offline.enter_context(force_offline())  # or each set would wait for the Hub
-                unread.append(label_of(source))
+                unread.append(f"{source.hub} {part_of(source)}")
