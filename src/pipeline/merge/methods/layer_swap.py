@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pipeline.merge.merge import Linear
 
 SIDES = ("math", "language")
-OWNERS = ("average", "magnitude", *SIDES)
 _OWNED = {
     "average": "averaged",
     "magnitude": "weighted by magnitude",
     "math": "of the math expert",
     "language": "of the language expert",
 }
+OWNERS = tuple(_OWNED)
 _OUTSIDE_KEYS = {"embedding": "embeddings", "final_norm": "final_norm", "head": "head"}
 COUNTS = ("bottom_layers", "top_layers", "bottom_transition", "top_transition")
 
