@@ -34,6 +34,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
     config = with_base(config, resolver)
+    if config.merge is not None:
+        config = replace(config, merge=config.merge.settled(config.partition))
     if config.checkpoint is None:
         label, parents = label_and_parents(config, resolver)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -28,6 +29,7 @@ LIMIT = 60  # characters of the experts' names in a label
 
 
 def build(config: MergeStage, resolver: Resolver) -> Draft:
+    config = replace(config, merge=config.merge.settled(config.partition))
     return config, *label_and_parents(config, resolver)
 
 
