@@ -353,7 +353,7 @@ def test_experts_of_different_bases(
         f"merge.math={math_expert}",
         f"merge.language={other}",
     ]
-    refused(call(*swap, *here), "the experts have different bases")
+    refused(call(*swap, *here), "merge.experts have different bases")
     soup = ["stage=merge", "merge=soup", f"merge.experts=[{math_expert},{other}]"]
     refused(call(*soup, *here), "from elsewhere). Name experts of one base, or give merge.base=RUN")
     assert left(tmp_path / "runs") == []

@@ -131,7 +131,7 @@ def test_the_defaults_are_those_that_are_composed() -> None:
     stage = compose(["stage=merge", "merge=ties", "merge.experts=[a,b]"])
     assert entry_of(text, "merge.density").startswith(f"merge.density={stage.merge.density} ")  # type: ignore[attr-defined]
     swap = manual_text(["stage=merge", "merge=layer_swap"])
-    assert "merge.bottom_layers" not in text and "merge.bottom_layers=5" in swap
+    assert "merge.bottom_layers" not in text and "merge.bottom_layers=null" in swap
 
 
 def test_values_are_those_of_the_command() -> None:

@@ -234,6 +234,12 @@ def test_thoughts_are_no_part_of_the_answer(tmp_path: Path) -> None:
     ("task", "knobs", "why"),
     [
         (
+            "mgsm",
+            {"answers": 4},
+            "eval.answers=4 is only read with eval.temperature above 0. Set eval.temp",
+        ),
+        ("mgsm", {"top_p": 0.9}, "eval.top_p=0.9 is only read with eval.temperature above 0"),
+        (
             "belebele",
             {"temperature": 0.7},
             "eval.temperature=0.7 is only read by tasks with written answers",

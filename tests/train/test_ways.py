@@ -42,7 +42,7 @@ REFUSED = {
     "expert=gsm8k_text sft=partial partition=B partition.scale_to_depth=true": (
         "sft=partial trains, such as sft.side=math"
     ),
-    "expert=math sft.side=language": "sft.side=language has an effect with sft=partial only",
+    "expert=math sft.side=language": "sft.side=language is only read by sft=partial",
     f"expert=math sft=partial_lora {C} partition.outside=math": (
         "partition.outside=math: adapters are only in attention and"
     ),

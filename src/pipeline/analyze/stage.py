@@ -50,7 +50,8 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
             facts[role] = expert_facts(parent, experts[role], config.analyze)
     for role, expert in experts.items():
         # one by one, because the experts may have different dtypes
-        check_sources({role: expert, "base": base}, name_of_role)
+        keys = {role: f"checkpoint[{role}]", "base": "base"}
+        check_sources({role: expert, "base": base}, keys.__getitem__)
     results = measure_changes(experts, base, facts, config)
     sites = anatomy(base.names)
     labels = [fact["name"] for fact in facts.values()]
@@ -67,12 +68,6 @@ def make(run: Run[AnalyzeStage], work: Path, tracker: Tracker) -> dict[str, Any]
         pairs = compare_pairs(experts, labels, base, config.threads)
         agreement = agreement_facts(pairs, sites)
     return {"experts": facts, "axis": config.analyze.axis, **agreement}
-
-
-def name_of_role(role: str) -> str:
-    if role == "base":
-        return role
-    return f"checkpoint[{role}]"
 
 
 def measure_changes(

@@ -126,7 +126,9 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     kind = conf.stage_class(name)
     if kind is None:
         raise PipelineError(unknown_option("stage", name))
-    if "model" in kind.groups and conf.is_checkpoint(str(settings.get("model", ""))):
+    model = str(settings.get("model"))
+    is_checkpoint = "/" in model or ":" in model or model.startswith(".")  # and not an option
+    if is_checkpoint and "model" in kind.groups:
         settings |= {"model": "trained", "model.path": settings["model"]}
     if issubclass(kind, TableStage):
         hardware = settings.get(HARDWARE) or settings.get(OF_RUNS)

@@ -185,14 +185,6 @@ def table_file(name: str) -> Path:
     return path
 
 
-def is_checkpoint(model: str) -> bool:
-    """Return True if a value of model= is a checkpoint and not an option.
-
-    A checkpoint has a /, a : or a leading dot.
-    """
-    return "/" in model or ":" in model or model.startswith(".")
-
-
 def option(group: str, name: str) -> Tree:
     """Return what an option sets: keys of a command, with its list of defaults and its package.
 

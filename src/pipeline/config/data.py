@@ -159,11 +159,6 @@ class Expert(Knobs):
         return None
 
 
-def has_own_prompts(expert: Expert) -> bool:
-    """Return True if a source has prompts and completions as the user wrote them."""
-    return any(source.rows in OWN_PROMPTS for _, source in expert.all_sources())
-
-
 def default_separator(expert: Expert) -> str:
     """Return the text between prompt and completion.
 
@@ -172,12 +167,10 @@ def default_separator(expert: Expert) -> str:
     Raises:
         PipelineError: the expert has sources of both kinds.
     """
-    if not has_own_prompts(expert):
+    sources = expert.all_sources()
+    others = [name for name, source in sources if source.rows not in OWN_PROMPTS]
+    if len(others) == len(sources):
         return "\n"
-    others = []
-    for name, source in expert.all_sources():
-        if source.rows not in OWN_PROMPTS:
-            others.append(name)
     if others:
         raise PipelineError(
             f"expert={expert.name}: some prompts are your own, but the prompts of {others[0]} are"

@@ -126,6 +126,10 @@ class Merge(Knobs):
             layers: the number of layers, or None if the model is not on this machine yet.
         """
 
+    def settled(self, partition: Partition | None) -> Merge:
+        """Fill in defaults that depend on whether there is a partition."""
+        return self
+
     def refuse_sides(self, declared: Mapping[str, str | None]) -> None:
         """Check that roles fit the sides for which the sources were trained, if known.
 

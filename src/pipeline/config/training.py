@@ -102,11 +102,7 @@ class Sft(Knobs):
     method: str = knob("full", options=("full", "partial", "mixed", "simultaneous"))
     adapter: str = knob("none", options=("none", "lora"))
     # partial: the trained side; null: the expert's side
-    side: str | None = knob(
-        None,
-        options=("math", "language"),
-        read=(lambda sft: sft.method == "partial", "sft=partial"),
-    )
+    side: str | None = knob(None, options=("math", "language"))
     # simultaneous: optimizer steps on one side before it is the other's turn
     steps_per_switch: int = knob(
         1, ge=1, read=(lambda sft: sft.method == "simultaneous", "sft=simultaneous")

@@ -125,20 +125,17 @@ def keeps_items_apart(config: DataStage, data_root: Path | None) -> bool:
     return bool(wrote_both) and config.data.benchmarks is None
 
 
-def fate_of_number_variants(config: DataStage, source: Source) -> str:
-    """Return "drop" or "count": in language sets "count", otherwise the same as for exact matches.
+def is_dropped(config: DataStage, source: Source, shared: list[str], variants: list[str]) -> bool:
+    """Return True if a source drops a row with these results of `Known.shared`.
 
-    data.number_variants overrides it.
+    Number variants are only counted in language sets, and otherwise treated as exact matches are,
+    unless data.number_variants is set.
     """
     data = config.data
-    return data.number_variants or ("count" if source.is_language_set else data.decontaminate)
-
-
-def is_dropped(config: DataStage, source: Source, shared: list[str], variants: list[str]) -> bool:
-    """Return True if a source drops a row with these results of `Known.shared`."""
-    if variants and fate_of_number_variants(config, source) == "drop":
+    fate = "count" if source.is_language_set else data.decontaminate
+    if variants and (data.number_variants or fate) == "drop":
         return True
-    if config.data.decontaminate == "drop":
+    if data.decontaminate == "drop":
         return bool(shared)
     return not set(shared).isdisjoint(source.without or ())
 
@@ -161,10 +158,6 @@ def files_compared(root: Path | None, scored: Mapping[str, str]) -> dict[str, tu
             for path in found[name]:
                 files[path.relative_to(folder).as_posix()] = (name, path)
     return files
-
-
-def label_of(source: Source) -> str:
-    return f"{source.hub} {part_of(source)}"
 
 
 def benchmark_ngrams(
@@ -251,4 +244,4 @@ def of_hub(
                     ) from error
                 if not unread and "cannot be reached" in str(error):
                     offline.enter_context(force_offline())  # or each set would wait for the Hub
-                unread.append(label_of(source))
+                unread.append(f"{source.hub} {part_of(source)}")

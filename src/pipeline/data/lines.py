@@ -98,7 +98,11 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
         for row in reader:
             if not names:
                 names = row
-                _refuse_repeated(names, path)
+                for name, count in Counter(names).items():
+                    if name and count > 1:
+                        raise PipelineError(
+                            f"{path} has two columns {name!r}. Give each column another name."
+                        )
             elif row:  # not a blank line
                 if len(row) != len(names):
                     raise PipelineError(
@@ -115,9 +119,3 @@ def read_cells(text: TextIO, separator: str, path: str) -> Iterator[Row]:
             f"{path}, line {line}: {error}. Quote cells that contain a carriage return, and double"
             " the quotation marks in them."
         ) from error
-
-
-def _refuse_repeated(names: list[str], path: str) -> None:
-    for name, count in Counter(names).items():
-        if name and count > 1:
-            raise PipelineError(f"{path} has two columns {name!r}. Give each column another name.")

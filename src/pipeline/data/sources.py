@@ -17,7 +17,6 @@ from zlib import crc32
 
 from pipeline.config.data import Source
 from pipeline.data.conversations import (
-    Message,
     is_trained,
     messages_of,
     other_keys,
@@ -110,7 +109,11 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     are plain text without system messages. `messages` are for a chat template, if there is more
     than one question and answer.
     """
-    messages = messages_in(row, source)
+    cells = [row[column] for column in turn_columns(source)]
+    if len(cells) == 1:
+        messages = messages_of(cells[0])
+    else:
+        messages = messages_of(list(chain.from_iterable(map(turns_in, cells))))
     if isinstance(messages, str):
         return messages
     turns = whole_turns(messages, source.turns)
@@ -125,14 +128,6 @@ def conversation(row: Row, source: Source) -> Example | Unusable:
     if roles != ["user", "assistant"] or any(map(other_keys, turns)):
         example["messages"] = turns
     return example
-
-
-def messages_in(row: Row, source: Source) -> list[Message] | Unusable:
-    """Return the messages in the one or two columns of a row."""
-    cells = [row[column] for column in turn_columns(source)]
-    if len(cells) == 1:
-        return messages_of(cells[0])
-    return messages_of(list(chain.from_iterable(map(turns_in, cells))))
 
 
 def pairs(row: Row, _: Source) -> Example | Unusable:

@@ -30,7 +30,7 @@ from pipeline.models.checkpoint import (
     is_adapter,
     read_header,
     weights_root,
-    with_rows,
+    with_values,
 )
 from pipeline.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from pipeline.models.names import HEAD, has_row_per_token, plain_name, tensor_names
@@ -270,7 +270,7 @@ def open_adapter(folder: Path, base: Path) -> Adapted:
     config = {**full.config, "dtype": "float32"}
     config.pop("torch_dtype", None)
     if embedding:
-        config = with_rows(config, embedding.shape[0])
+        config = with_values(config, {"vocab_size": embedding.shape[0]})
     infos = {}
     for name, info in full.infos.items():
         shape = whole.get(name, info).shape

@@ -104,19 +104,18 @@ class Merging:
         base's dtype, or float32 without a base or if the base has several.
         """
         chosen = self.config.result_dtype()
-        if chosen or not self._has_mixed_dtypes():
+        experts = [source for source in self.sources.values() if source is not self.base]
+        sources = [self.layout, *experts]
+        is_mixed = any(
+            len({source.info(name).dtype for source in sources}) > 1 for name in self.names
+        )
+        if chosen or not is_mixed:
             return chosen
         if self.base:
             of_base = {info.dtype for info in self.base.infos.values()}
             if len(of_base) == 1:
                 return TORCH_NAMES[of_base.pop()]
         return "float32"
-
-    def _has_mixed_dtypes(self) -> bool:
-        """Return True if the experts store some tensor in several dtypes."""
-        experts = [source for source in self.sources.values() if source is not self.base]
-        sources = [self.layout, *experts]
-        return any(len({source.info(name).dtype for source in sources}) > 1 for name in self.names)
 
     @property
     def stored_as(self) -> str:

@@ -46,7 +46,9 @@ def open_merge(
         PipelineError: the sources do not fit each other or the method.
     """
     opened = {role: sources[role] for role in config.references()}
-    base = base or base_of_adapters(opened)
+    adapters = [source for source in opened.values() if isinstance(source, Adapted)]
+    if base is None and adapters:
+        base = adapters[0].base
     if base is not None:
         opened["base"] = base
     elif config.needs_base() or config.control:
@@ -67,7 +69,9 @@ def open_merge(
             experts |= dict.fromkeys(controlled, base)
             method = config.decide(Opened(experts, base, partition, threads))
     merge = Merging(config, experts, method, padding=padding, base=base)
-    if base is not None and reads_base(config, method):
+    computes_with_base = method.formula is not None and config.needs_base()
+    if computes_with_base or any("base" in weights for weights in method.weights.values()):
+        assert base is not None
         merge.sources = {**experts, "base": base}
     merge.method.weights.update({name: {merge.giver_role: 1.0} for name in towers(merge.names)})
     merge.notes = settle_positions(merge.giver, opened)
@@ -75,21 +79,6 @@ def open_merge(
         merge.notes.append(padding.described())
     merge.notes += later_heads(experts_of(opened))
     return _as_adapter(merge)
-
-
-def base_of_adapters(sources: Mapping[str, Source]) -> Source | None:
-    """Return the base of the first adapter, or None without an adapter."""
-    for source in sources.values():
-        if isinstance(source, Adapted):
-            return source.base
-    return None
-
-
-def reads_base(config: Merge, method: Linear | Computed) -> bool:
-    """Return True if the formula or a weight of the merge reads the base."""
-    if method.formula and config.needs_base():
-        return True
-    return any("base" in weights for weights in method.weights.values())
 
 
 def later_heads(experts: Mapping[str, Source]) -> list[str]:

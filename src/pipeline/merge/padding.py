@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.errors import PipelineError
 from pipeline.merge.adapters import Adapted, Source
-from pipeline.models.checkpoint import with_rows
+from pipeline.models.checkpoint import with_values
 from pipeline.models.names import has_row_per_token
 
 
@@ -84,7 +84,7 @@ def _clip(source: Source, names: tuple[str, ...], rows: int) -> Source:
         stored_rows, *columns = info.shape
         nbytes = info.nbytes * rows // stored_rows
         infos[name] = replace(info, shape=(rows, *columns), nbytes=nbytes)
-    clipped = replace(source, infos=infos, config=with_rows(source.config, rows))
+    clipped = replace(source, infos=infos, config=with_values(source.config, {"vocab_size": rows}))
     if isinstance(clipped, Adapted):
         clipped.base = _clip(clipped.base, names, rows)
         clipped.replaced = _clip(clipped.replaced, names, rows)

@@ -36,7 +36,7 @@ def make(run: Run[MergeStage], work: Path, tracker: Tracker) -> dict[str, Any]:
         return write_elsewhere(run, work)
     merge = merge_of(run)
     rows = group_weights(merge)
-    known = known_digests(merge, Path(config.runs_dir))
+    known = known_digests(merge, config.runs_path)
     for role in equal_to_base(merge, known):
         name = run.parents[role].name
         merge.notes.append(f"{name} is equal to its base, so it adds nothing to the merge")

@@ -18,7 +18,7 @@ from pipeline.merge.weights import expert_weights
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.merge.adapters import Opened, Source
+    from pipeline.merge.adapters import Opened
     from pipeline.merge.formulas import Rows
     from pipeline.merge.merge import Computed
 
@@ -75,30 +75,26 @@ class TaskVectors(Merge):
         def change_of(name: str) -> Change:
             return lambda vectors, start: self.change(vectors, name, start)
 
-        formula = changed_base(list(opened.experts.values()), opened.base, change_of, self.scale)
-        return Computed(formula)
+        return Computed(self.changed_base(opened, change_of))
 
+    def changed_base(
+        self, opened: Opened, change_of: Callable[[str], Change]
+    ) -> Callable[[str], Rows]:
+        """Return a function that returns the formula of a parameter: base + scale x change.
 
-def changed_base(
-    experts: Sequence[Source], base: Source, change_of: Callable[[str], Change], scale: float
-) -> Callable[[str], Rows]:
-    """Return a function that returns the formula of a parameter: base + scale x change.
+        `change_of` returns the change of a parameter.
+        """
+        from pipeline.merge.formulas import onto, task_vectors
 
-    Args:
-        experts: the experts, in order.
-        base: the base.
-        change_of: returns the change of a parameter.
-        scale: the factor of the change.
-    """
-    from pipeline.merge.formulas import onto, task_vectors
+        experts = list(opened.experts.values())
 
-    def formula(name: str) -> Rows:
-        change = change_of(name)
+        def formula(name: str) -> Rows:
+            change = change_of(name)
 
-        def rows(start: int, stop: int) -> np.ndarray:
-            origin, vectors = task_vectors(experts, base, name, start, stop)
-            return onto(origin, change(vectors, start), scale)
+            def rows(start: int, stop: int) -> np.ndarray:
+                origin, vectors = task_vectors(experts, opened.base, name, start, stop)
+                return onto(origin, change(vectors, start), self.scale)
 
-        return rows
+            return rows
 
-    return formula
+        return formula

@@ -22,11 +22,12 @@ from pipeline.hub.lock import hub_cache
 from pipeline.merge.adapters import Source
 from pipeline.models.arrays import in_threads
 from pipeline.models.checkpoint import (
+    NO_LATER_HEADS,
     TensorInfo,
     digest_tensor,
     header_bytes,
     read_json,
-    without_later_heads,
+    with_values,
 )
 from pipeline.models.files import BESIDE_WEIGHTS
 from pipeline.progress import Bar
@@ -187,7 +188,7 @@ def copy_files(source: Source, folder: Path, dtype: str | None, adapter: bool) -
                 break
     if adapter:
         return
-    config = without_later_heads(source.config)
+    config = with_values(source.config, NO_LATER_HEADS)
     stated = config.get("dtype") or config.get("torch_dtype")
     if source.model is not source or (dtype and stated != dtype):
         config.pop("torch_dtype", None)

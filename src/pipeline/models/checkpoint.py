@@ -45,8 +45,8 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 PIECE_BYTES = 2**20  # fits into the cache, and is a multiple of every item size
 # The prefix of digests. Digests of the first versions begin with sha256 and are never compared
 KIND = "blake3"
-# Keys of config.json that declare heads of later tokens
-LATER_HEADS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+# The keys of config.json that declare heads of later tokens, without any
+NO_LATER_HEADS = {"mtp_num_hidden_layers": 0, "num_nextn_predict_layers": 0}
 # Types whose head is tied by default
 TIED_BY_CLASS = ("cohere", "cohere2", "gemma", "gemma2", "gemma3_text")
 
@@ -244,26 +244,16 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config)
 
 
-def with_rows(config: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return a config.json for another number of rows of the embeddings."""
+def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with other values of these keys, where it or its decoder sets them."""
+    changed = dict(config)
     inner = config.get("text_config")
     if isinstance(inner, dict):
-        config = config | {"text_config": with_rows(inner, rows)}
-    if "vocab_size" in config:
-        return config | {"vocab_size": rows}
-    return config
-
-
-def without_later_heads(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json that declares no head of later tokens."""
-    config = dict(config)
-    inner = config.get("text_config")
-    if isinstance(inner, dict):
-        config["text_config"] = without_later_heads(inner)
-    for key in LATER_HEADS:
-        if config.get(key):
-            config[key] = 0
-    return config
+        changed["text_config"] = with_values(inner, values)
+    for key, value in values.items():
+        if changed.get(key):
+            changed[key] = value
+    return changed
 
 
 def is_adapter(folder: Path) -> bool:

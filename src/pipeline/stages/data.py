@@ -118,7 +118,7 @@ def at_locked_revisions(config: DataStage) -> DataStage:
     """Return the sources on the Hub at the revisions of stage=prefetch, which enter the hash."""
     if config.data_root is not None or config.expert.world is not None:
         return config
-    lock = read_lock(Path(config.runs_dir))
+    lock = read_lock(config.runs_path)
     sources = config.expert.sources.items()
     return with_sources(config, {name: lock.pinned(source) for name, source in sources})
 
@@ -183,7 +183,7 @@ def locked_benchmarks(config: EvalStage) -> dict[str, Parent]:
 
     It is identified by their locked revisions. The result is empty if nothing is locked.
     """
-    lock = read_lock(Path(config.runs_dir))
+    lock = read_lock(config.runs_path)
     if not lock.datasets:
         return {}
     pins = set()

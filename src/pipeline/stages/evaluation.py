@@ -34,6 +34,8 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
     config = with_base(config, resolver)
+    if config.merge is not None:
+        config = replace(config, merge=config.merge.settled(config.partition))
     if config.checkpoint is None:
         label, parents = label_and_parents(config, resolver)
     else:
@@ -115,6 +117,13 @@ def refuse_sampling(settings: Eval) -> None:
             " leave it out."
         )
     if settings.temperature == 0:
+        for name in ("answers", "top_p", "sample_seed"):
+            value = getattr(settings, name)
+            if value != getattr(Eval, name):
+                raise PipelineError(
+                    f"eval.{name}={value} is only read with eval.temperature above 0. Set"
+                    " eval.temperature=0.7, or leave it out."
+                )
         return
     kinds = {task.task: kind_of(task.task) for task in settings.tasks}
     if not {*SAMPLED} & {*kinds.values()}:
@@ -128,7 +137,7 @@ def with_dtype(config: EvalStage, parents: Mapping[str, Parent]) -> EvalStage:
     """Return the configuration with eval.dtype=auto resolved, if the dtype is known."""
     if config.eval.dtype != "auto":
         return config
-    runs_dir = Path(config.runs_dir)
+    runs_dir = config.runs_path
     if config.merge is not None:
         dtype = merged_dtype(config.merge, parents, runs_dir)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -28,6 +29,7 @@ LIMIT = 60  # characters of the experts' names in a label
 
 
 def build(config: MergeStage, resolver: Resolver) -> Draft:
+    config = replace(config, merge=config.merge.settled(config.partition))
     return config, *label_and_parents(config, resolver)
 
 
@@ -82,14 +84,20 @@ def merge_parents(merge: Merge, resolver: Resolver) -> dict[str, Parent]:
     adapters = [role for role, parent in parents.items() if gives_adapter(parent)]
     if named_base is not None:
         parents["base"] = named_base
-    elif adapters or merge.needs_base() or merge.control:
+    else:
+        is_needed = adapters or merge.needs_base() or merge.control
         bases = []
         for role in adapters or list(parents):
             key, _ = experts[role]
-            bases.append((parents[role].name, base_of(parents[role], resolver.runs_dir, key)))
-        parents["base"] = one_base(bases, "merge.experts", ", or give merge.base=RUN")
-    else:
-        _check_recorded_bases(merge, parents)
+            base = recorded_base(parents[role])
+            if is_needed:
+                base = base_of(parents[role], resolver.runs_dir, key)
+            if base is not None:
+                bases.append((parents[role].name, base))
+        if bases:
+            common = one_base(bases, "merge.experts", ", or give merge.base=RUN")
+            if is_needed:
+                parents["base"] = common
     for role in adapters:
         check_adapter(role, parents[role].folder, parents["base"].folder)
     return parents
@@ -117,18 +125,6 @@ def _check_whole_models(parents: Mapping[str, Parent], base: Parent | None) -> N
         if has_full_weights(model):
             whole.append((role, model.folder, is_external(model)))
     check_headers(tuple(whole))
-
-
-def _check_recorded_bases(merge: Merge, parents: Mapping[str, Parent]) -> None:
-    """Check that the experts that have recorded a base have the same base."""
-    bases = []
-    for parent in parents.values():
-        base = recorded_base(parent)
-        if base is not None:
-            bases.append((parent.name, base))
-    if bases:
-        whose = f"merge={merge.method}: the experts"
-        one_base(bases, whose, ", or give merge.base=RUN if they belong together")
 
 
 @lru_cache(maxsize=1024)  # called for each merge of a table

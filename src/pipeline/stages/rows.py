@@ -34,11 +34,6 @@ from pipeline.stages import analysis, data, evaluation, merge, selection, traini
 from pipeline.stages.resolver import Draft, Resolver
 
 
-def no_disk_needed(run: Run) -> dict[str, int]:
-    """Return no bytes: the stage's files are too small to check the disk."""
-    return {}
-
-
 def bytes_of_merge(run: Run) -> dict[str, int]:
     """Return the bytes of a merge by purpose.
 
@@ -77,7 +72,7 @@ class RunRow:
     make: str
     build: Callable[[Any, Resolver], Draft]
     torch: bool = True
-    bytes_needed: Callable[[Run], dict[str, int]] = no_disk_needed
+    bytes_needed: Callable[[Run], dict[str, int]] = lambda run: {}
 
     def import_make(self) -> Callable[[Run, Path, Any], dict[str, Any]]:
         return import_module(self.make).make
@@ -132,7 +127,7 @@ def build(config: RunStage, references: Mapping[str, Parent] | None = None) -> R
         PipelineError: A RUN refers to nothing, or a data file does not exist.
     """
     row = RUN_STAGES[config.stage]
-    resolver = Resolver(Path(config.runs_dir), build, references or {})
+    resolver = Resolver(config.runs_path, build, references or {})
     decided, label, parents = row.build(config, resolver)
     return Run(decided, label, parents, version=row.version)
 

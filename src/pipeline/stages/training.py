@@ -30,7 +30,10 @@ def build(config: TrainStage, resolver: Resolver) -> Draft:
 
     Resolves the settings whose defaults depend on others, and the counts of a partition.
     """
-    check_method(config)
+    _check_expert(config)
+    _check_partition(config)
+    _check_rows(config)
+    micro_batches(config.sft)
     parents = parents_of(config, resolver)
     config = config.settled()
     base = parents.get("model")
@@ -63,14 +66,6 @@ def about_default_rate(config: TrainStage) -> str:
     )
 
 
-def check_method(config: TrainStage) -> None:
-    """Raise PipelineError if a training method does not fit its expert or its partition."""
-    _check_expert(config)
-    _check_partition(config)
-    _check_rows(config)
-    micro_batches(config.sft)
-
-
 def _check_expert(config: TrainStage) -> None:
     sft, expert = config.sft, config.expert
     takes_two, is_joint = sft.method in ("mixed", "simultaneous"), expert.side == "both"
@@ -83,6 +78,10 @@ def _check_expert(config: TrainStage) -> None:
         raise PipelineError(
             f"sft={sft.name} trains on one set, but expert={expert.name} has two. Set sft=mixed or"
             " sft=simultaneous."
+        )
+    if sft.side is not None and sft.method != "partial":
+        raise PipelineError(
+            f"sft.side={sft.side} is only read by sft=partial. Leave it out with sft={sft.name}."
         )
     if sft.method == "partial" and sft.side is None and expert.side == "none":
         raise PipelineError(
@@ -182,7 +181,7 @@ def read_architecture(config: TrainStage, base: Parent | None) -> dict[str, Any]
             raise PipelineError(
                 f"model.path={base.folder} has no config.json. Name a folder with a model."
             )
-        return read_architecture(config, base_of(base, Path(config.runs_dir)))
+        return read_architecture(config, base_of(base, config.runs_path))
     fields: dict[str, Any] = json.loads(path.read_bytes())
     return fields
 

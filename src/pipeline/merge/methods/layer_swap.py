@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.config.knob import knob
@@ -26,15 +26,21 @@ if TYPE_CHECKING:
     from pipeline.merge.merge import Linear
 
 SIDES = ("math", "language")
-OWNERS = ("average", "magnitude", *SIDES)
 _OWNED = {
     "average": "averaged",
     "magnitude": "weighted by magnitude",
     "math": "of the math expert",
     "language": "of the language expert",
 }
+OWNERS = tuple(_OWNED)
 _OUTSIDE_KEYS = {"embedding": "embeddings", "final_norm": "final_norm", "head": "head"}
-COUNTS = ("bottom_layers", "top_layers", "bottom_transition", "top_transition")
+# Counts of layers: key -> default
+COUNTS = {
+    "bottom_layers": 5,
+    "top_layers": 2,
+    "bottom_transition": 0,
+    "top_transition": 0,
+}
 
 
 class Counts(NamedTuple):
@@ -44,6 +50,10 @@ class Counts(NamedTuple):
     top: int
     bottom_transition: int
     top_transition: int
+
+
+def is_changed(key: str) -> Callable[[Any], bool]:
+    return lambda merge: getattr(merge, key) != COUNTS[key]
 
 
 @dataclass
@@ -57,10 +67,14 @@ class LayerSwap(Merge):
     method: str = "layer_swap"
     math: Any = knob(run=True)
     language: Any = knob(run=True)
-    bottom_layers: int = knob(5, ge=0)
-    top_layers: int = knob(2, ge=0)
-    bottom_transition: int = knob(0, ge=0)
-    top_transition: int = knob(0, ge=0)
+    # null: 5, or the partition's
+    bottom_layers: int | None = knob(None, ge=0, hashed=is_changed("bottom_layers"))
+    # null: 2, or the partition's
+    top_layers: int | None = knob(None, ge=0, hashed=is_changed("top_layers"))
+    # null: 0
+    bottom_transition: int | None = knob(None, ge=0, hashed=is_changed("bottom_transition"))
+    # null: 0
+    top_transition: int | None = knob(None, ge=0, hashed=is_changed("top_transition"))
     # scale counts for 32 layers to the model: max(1, floor(count x layers / 32))
     scale_to_depth: bool = False
     zones: str = knob("average", options=OWNERS, hashed=lambda merge: merge.has_zones)
@@ -117,7 +131,7 @@ class LayerSwap(Merge):
         if partition is not None:
             for key in (*COUNTS, "scale_to_depth"):
                 value = getattr(self, key)
-                if value != getattr(LayerSwap, key):
+                if value is not None and value is not False:
                     raise PipelineError(
                         f"merge.{key}={value} cannot be used with partition={partition.name}. Give"
                         " layer counts or a partition."
@@ -175,12 +189,17 @@ class LayerSwap(Merge):
         return text
 
     def counts_in(self, layers: int | None) -> Counts:
-        """Return the counts, scaled if the depth is known.
+        """Return the configured or default counts, scaled if the depth is known.
 
         Raises:
             PipelineError: the counts exceed the depth.
         """
-        counts = [getattr(self, key) for key in COUNTS]
+        counts = []
+        for key, default in COUNTS.items():
+            count = getattr(self, key)
+            if count is None:
+                count = default
+            counts.append(count)
         if layers is None:
             return Counts(*counts)
         scaled = [scaled_count(count, layers) for count in counts]
@@ -196,6 +215,12 @@ class LayerSwap(Merge):
                 f" them{remedy}."
             )
         return Counts(*counts)
+
+    def settled(self, partition: Partition | None) -> LayerSwap:
+        if partition:
+            return replace(self)
+        counts: dict[str, Any] = dict(zip(COUNTS, self.counts_in(None), strict=True))
+        return replace(self, **counts)
 
     def decide(self, opened: Opened) -> Linear:
         from pipeline.merge.formulas import mean_change

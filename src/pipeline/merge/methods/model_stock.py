@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.config.training import Partition
 from pipeline.errors import PipelineError
-from pipeline.merge.task_vectors import TaskVectors, changed_base
+from pipeline.merge.task_vectors import TaskVectors
 
 if TYPE_CHECKING:
     from pipeline.merge.adapters import Opened, Source
@@ -49,8 +49,7 @@ class ModelStock(TaskVectors):
             share = np.float32(share_of_mean(experts, opened.base, name) / len(experts))
             return lambda vectors, _: add_up(vectors) * share
 
-        formula = changed_base(experts, opened.base, change_of, 1.0)
-        return Computed(formula)
+        return Computed(self.changed_base(opened, change_of))
 
 
 def share_of_mean(experts: Sequence[Source], base: Source, name: str) -> float:

@@ -65,7 +65,14 @@ class Reset(Merge):
                 " merge.threshold."
             )
         if partition is not None:
-            self.refuse_partition(partition, layers)
+            if self.side is None:
+                raise PipelineError(
+                    f"partition={partition.name} is read only with merge.side. Leave it out, or"
+                    " give merge.side alone."
+                )
+            refuse_outside(partition, "a reset reads merge.outside")
+            if layers is not None:
+                resolve_partition(partition, layers)
         elif self.side is not None:
             raise PipelineError(
                 f"merge.side={self.side} needs a partition. Give partition=A, B, C or Z."
@@ -75,16 +82,6 @@ class Reset(Merge):
                 f"merge.layers={self.layers}: the model has layers 0 to {layers - 1}. Name some of"
                 " them."
             )
-
-    def refuse_partition(self, partition: Partition, layers: int | None) -> None:
-        if self.side is None:
-            raise PipelineError(
-                f"partition={partition.name} is read only with merge.side. Leave it out, or give"
-                " merge.side alone."
-            )
-        refuse_outside(partition, "a reset reads merge.outside")
-        if layers is not None:
-            resolve_partition(partition, layers)
 
     def label(self, partition: Partition | None, layers: int | None) -> str:
         if partition:

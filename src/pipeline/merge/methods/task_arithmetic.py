@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.training import Partition
-from pipeline.merge.task_vectors import TaskVectors, changed_base
+from pipeline.merge.task_vectors import TaskVectors
 from pipeline.merge.weights import Weights, weights_over_depth
 from pipeline.models.anatomy import Site, anatomy
 
@@ -48,7 +48,6 @@ class TaskArithmetic(TaskVectors):
         from pipeline.merge.formulas import add_up
         from pipeline.merge.merge import Computed
 
-        experts = list(opened.experts.values())
         weights = self.weights_in(anatomy(opened.experts["0"].names))
 
         def change_of(name: str) -> Change:
@@ -63,5 +62,4 @@ class TaskArithmetic(TaskVectors):
         for name, numbers in weights.items():
             scaled = [self.scale * number for number in numbers]
             changes[name] = dict(zip(opened.experts, scaled, strict=True))
-        formula = changed_base(experts, opened.base, change_of, self.scale)
-        return Computed(formula, changes=changes)
+        return Computed(self.changed_base(opened, change_of), changes=changes)
