@@ -170,8 +170,13 @@ def read_lock(runs_dir: Path) -> Lock:
 
 @lru_cache(maxsize=8)
 def _read_lock_file(path: Path, _: int) -> Lock:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return Lock(content["models"], content["datasets"], content["urls"], path.parent)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Lock(content["models"], content["datasets"], content["urls"], path.parent)
+    except (ValueError, KeyError, TypeError) as error:
+        raise PipelineError(
+            f"{path} is not a lock file of this program. Remove it and run stage=prefetch."
+        ) from error
 
 
 def digest_of(texts: list[str]) -> str:

@@ -45,9 +45,16 @@ def _read_vocabulary(file: Path) -> Any:
     if file.suffix != ".json":
         return file.read_bytes()
     content = read_json(file)
-    model = content.get("model") or {}
-    merges = []
-    for pair in model.get("merges") or []:
-        merges.append(pair if isinstance(pair, str) else " ".join(pair))
-    added = {token["content"]: token["id"] for token in content.get("added_tokens") or []}
-    return model.get("vocab"), merges, added
+    try:
+        model = content.get("model") or {}
+        merges = []
+        for pair in model.get("merges") or []:
+            if not isinstance(pair, str):
+                pair = " ".join(pair)
+            merges.append(pair)
+        added = {token["content"]: token["id"] for token in content.get("added_tokens") or []}
+        return model.get("vocab"), merges, added
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PipelineError(
+            f"{file} is not a file of the tokenizers library ({error!r}). Copy it again."
+        ) from error
