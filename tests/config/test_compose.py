@@ -166,6 +166,9 @@ REFUSED = {
     SFT + "+sft.learning_rat=1": "unknown key sft.learning_rat: did you mean sft.learning_rate?",
     SFT + "learning_rate=1e-4": "unknown key learning_rate: did you mean sft.learning_rate?",
     SFT + "lr=1e-4": ("unknown key lr: there are data, data_root,"),
+    "stage=merge merge=ties merge.experts=[a,b] merge.method=soup": (
+        "merge.method=soup: merge=ties already sets the method"
+    ),
     "stage=merge merge=ties merge.experts=[a,b] merge.fewest=3": (
         "unknown key merge.fewest: there are base, control,"
     ),

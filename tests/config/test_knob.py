@@ -16,6 +16,8 @@ from pipeline.config.knob import BOUNDS, identity, refuse_empty_lists
 from pipeline.config.stages import EvalStage
 from pipeline.config.training import Sft
 from pipeline.errors import PipelineError
+from pipeline.merge.methods.soup import Soup
+from pipeline.merge.methods.task_arithmetic import TaskArithmetic
 from pipeline.merge.methods.ties import Ties
 from pipeline.stages.rows import RUN_STAGES
 
@@ -73,7 +75,10 @@ def test_every_number_must_be_finite(kind: type, name: str, value: float) -> Non
         validated(kind, {name: value})
 
 
-def test_empty_lists_are_refused() -> None:
+def test_weights_are_finite_and_empty_lists_are_refused() -> None:
+    for kind in (Soup, TaskArithmetic):
+        with pytest.raises(PipelineError, match="merge.weights=.*nan.* must be finite numbers"):
+            kind(experts=["a", "b"], weights=[0.5, float("nan")]).refuse(None, None)
     with pytest.raises(PipelineError, match="^languages is empty"):
         refuse_empty_lists(
             EvalStage(

@@ -14,13 +14,11 @@ import pytest
 import torch
 from fixture_types import Call, Make
 from lm_eval.api.instance import Instance
-from made_up import asked, byte_tokenizer, ended, load_model, run_of
+from made_up import byte_tokenizer, ended, load_model
 from small_models import lora_expert
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.errors import PipelineError
-from pipeline.estimate.durations import ON_GPU, guess
-from pipeline.estimate.flops import cards
 from pipeline.evaluate.backend import without_weights
 from pipeline.evaluate.model import Answering
 from pipeline.evaluate.torch_backend import TorchBackend
@@ -317,15 +315,3 @@ def test_a_missing_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = r"eval.backend=vllm needs vLLM. Run pip install 'cross-lingual-merging\[vllm\]'"
     with pytest.raises(PipelineError, match=refusal):
         versions()
-
-
-def test_a_plan_knows_what_vllm_costs(tiny: Path, tmp_path: Path, data_root: Path) -> None:
-    """Its graphs spare the launches, most of the time of so small a model."""
-    ways: list[Any] = [{"backend": "hf"}, {"backend": "vllm"}]
-    runs = [
-        run_of(tmp_path, tiny, data_root, asked("mgsm", 0), dtype="float32", **way) for way in ways
-    ]
-    torchs, vllms = (guess(run, lambda: cards()[ON_GPU]) or 0.0 for run in runs)
-    assert vllms < torchs / 5
-    torchs, vllms = ((guess(run, lambda: None) or 0.0) - 0.3 for run in runs)
-    assert vllms < torchs

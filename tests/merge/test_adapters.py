@@ -150,6 +150,12 @@ def test_adapters_that_are_refused(lora, models, tmp_path):
     ):
         with pytest.raises(PipelineError, match=words):
             open_source(changed(**settings))
+    half = changed()
+    tensors = load_file(half / "adapter_model.safetensors")
+    tensors.pop(next(name for name in tensors if "lora_B" in name))
+    save_file(tensors, half / "adapter_model.safetensors")
+    with pytest.raises(PipelineError, match="only one factor of .*, not A and B"):
+        open_source(half)
     with pytest.raises(PipelineError, match="merge.form=adapter is not possible"):
         config = Ties(experts=["a", "b"], form="adapter")
         open_merge(config, {"0": open_source(lora["math"]), "1": open_source(lora["language"])})

@@ -146,6 +146,11 @@ def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
         if plain.startswith("every."):
             tree.setdefault("every", {})[plain.removeprefix("every.")] = value
         else:
+            if plain == "merge.method" and "merge" in tree:
+                raise PipelineError(
+                    f"merge.method={value}: merge={settings['merge']} already sets the method."
+                    " Remove merge.method."
+                )
             plain = {"table.free_snapshots": "free_snapshots"}.get(plain, plain)
             put(tree, kind, plain, plain.split("."), value, key.startswith("+"), name)
     if "${" in str(tree):

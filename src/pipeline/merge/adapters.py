@@ -388,6 +388,10 @@ def _read_all_factors(
 def _read_factors(
     adapter: Checkpoint, base: Checkpoint, name: str, pair: dict[str, str]
 ) -> Factors:
+    if set(pair) != {"A", "B"}:
+        raise PipelineError(
+            f"{adapter.folder} has only one factor of {name}, not A and B. Copy it again."
+        )
     a = adapter.infos[pair["A"]].shape
     b = adapter.infos[pair["B"]].shape
     rank = a[0]

@@ -114,6 +114,8 @@ def expert_weights(
         raise PipelineError(
             f"merge.weights={weights!r} is not a list of numbers. Give one number for each expert."
         )
+    if not all(map(math.isfinite, weights)):
+        raise PipelineError(f"merge.weights={weights} must be finite numbers.")
     refuse_other_count(weights, count)
     return [float(weight) for weight in weights]
 
