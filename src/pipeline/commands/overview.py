@@ -167,11 +167,11 @@ def memory_text(sizes: Iterable[float | None]) -> str:
 # --- details ---
 
 
-def training_details(runs: Sequence[Run]) -> list[str]:
-    """Describe trainings in a line: methods, rows, steps, batch size, tokens and learning rate."""
+def training_details(runs: Sequence[Run]) -> str:
+    """Describe trainings: methods, rows, steps, batch size, tokens and learning rate."""
     trainings = [run for run in runs if isinstance(run.config, TrainStage)]
     if not trainings:
-        return []
+        return ""
     settings = [run.config.sft for run in trainings]
     sizes = zip(*map(expected_size, trainings), strict=True)
     rows, steps, tokens = ([count for count in counts if count is not None] for counts in sizes)
@@ -179,15 +179,15 @@ def training_details(runs: Sequence[Run]) -> list[str]:
     methods = ", ".join(dict.fromkeys(sft.name or sft.method for sft in settings))
     batch = span((sft.batch_size for sft in settings), str)
     rate = span((sft.learning_rate for sft in settings), "{:.3g}".format)
-    return [
+    return (
         f"trainings: {methods}; {span(rows, '{:,.0f}'.format)} rows in"
         f" {span(steps, '{:,.0f}'.format)} steps of {batch}, {millions} million tokens, rate"
         f" {rate}"
-    ]
+    )
 
 
-def merge_details(runs: Sequence[Run]) -> list[str]:
-    """Describe in a line what the merges do, in the layers of their model."""
+def merge_details(runs: Sequence[Run]) -> str:
+    """Describe what the merges do, in the layers of their model."""
     texts_of: dict[str, dict[str, None]] = {}
     for run in runs:
         if isinstance(run.config, EvalStage | MergeStage) and run.config.merge:
@@ -198,8 +198,8 @@ def merge_details(runs: Sequence[Run]) -> list[str]:
     for method, texts in texts_of.items():
         parts.append(f"{method}: {'; '.join(first_few(list(texts), TOLD))}")
     if parts:
-        return [f"merges: {'. '.join(parts)}"]
-    return []
+        return f"merges: {'. '.join(parts)}"
+    return ""
 
 
 def known_layers(run: Run) -> int | None:
@@ -209,8 +209,8 @@ def known_layers(run: Run) -> int | None:
     return None
 
 
-def score_details(runs: Sequence[Run]) -> list[str]:
-    """Describe scores in a line: tasks, shots, languages, dtype and backend."""
+def score_details(runs: Sequence[Run]) -> str:
+    """Describe scores: tasks, shots, languages, dtype and backend."""
     tasks: dict[str, None] = {}
     languages: dict[str, None] = {}
     ways: dict[str, None] = {}
@@ -224,5 +224,5 @@ def score_details(runs: Sequence[Run]) -> list[str]:
         ways[f"{config.dtype} ({config.products} products) by {config.backend}"] = None
     if tasks:
         how = "; ".join(sorted(ways))
-        return [f"scores: {', '.join(tasks)} in {', '.join(languages)}; scored in {how}"]
-    return []
+        return f"scores: {', '.join(tasks)} in {', '.join(languages)}; scored in {how}"
+    return ""

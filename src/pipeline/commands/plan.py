@@ -220,9 +220,9 @@ def plan_text(
     ]
     if bill and bill.disk:
         lines.append(f"trainings write {size_text(bill.disk)}")
-    details = training_details(remaining) + merge_details([*runs, *waiting])
-    for detail in [*details, *score_details([*runs, *waiting])]:
-        lines += wrapped(detail)
+    lines += wrapped(training_details(remaining))
+    lines += wrapped(merge_details([*runs, *waiting]))
+    lines += wrapped(score_details([*runs, *waiting]))
     lines += [*parts.details, f"Next: {next_step}"]
     if config.plan.lines:
         if know:

@@ -284,7 +284,6 @@ class _Scorer:
         layers: FLOPs a token of the layers, without attention.
         core: FLOPs of attention for each pair of tokens.
         head: FLOPs of a token's logits.
-        window: The sliding window, or infinity.
         adds_up: True on a CPU, where reading and computing do not overlap.
     """
 
@@ -296,7 +295,6 @@ class _Scorer:
     layers: float
     core: float
     head: float
-    window: float
     adds_up: bool
 
     def prefill(self, kind: QuestionSet, rows: int, shared: bool) -> float:
@@ -317,7 +315,7 @@ class _Scorer:
         if self.adds_up:
             answer = kind.room
         columns = kind.prefix - once + COLUMNS * (kind.question + answer / 2)
-        cached = self.token * min(columns, self.window)
+        cached = self.token * columns
         all_rows = answer * kind.questions / rows * self._step(once, cached, rows)
         return all_rows + (kind.room - answer) * self._step(once, cached, 1)
 
@@ -376,7 +374,6 @@ def scoring_seconds(
         layers=2.0 * shape.layers * (shape.attention + shape.mlp),
         core=4.0 * shape.layers * shape.heads * shape.head_width,
         head=2.0 * shape.embedding,
-        window=shape.window or math.inf,
         adds_up=machine.is_cpu,
     )
     prefill = decode = 0.0

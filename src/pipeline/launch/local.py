@@ -173,11 +173,8 @@ class Local:
         while session.left and self.workers:
             stop.raise_if_signalled()
             session.look()
-            gpus = {task.gpus for task in session.ready()}
-            if self.cards and gpus and self.gpus not in gpus:
-                self.stop_workers()
-                self.gpus = max(gpus)
-                self.start_workers()
+            if self.cards:
+                self.share_cards()
             for number, worker in list(self.workers.items()):
                 if worker.poll() is not None:
                     self.replace(number)
@@ -206,6 +203,14 @@ class Local:
                 return {}
             held[task.name] = holder
         return held
+
+    def share_cards(self) -> None:
+        """Start the workers again if the ready runs use another number of GPUs."""
+        gpus = {task.gpus for task in self.session.ready()}
+        if gpus and self.gpus not in gpus:
+            self.stop_workers()
+            self.gpus = max(gpus)
+            self.start_workers()
 
     def start_workers(self) -> None:
         """Start the missing workers. Only runs of one GPU share a GPU."""

@@ -270,11 +270,7 @@ class Submission:
             ]
             workers, job = number_of_workers(runs, self.launcher.workers), None
             while not job and workers:
-                options = ["--array", f"0-{workers - 1}", "--job-name", f"{self.name}-{level}"]
-                what = f"level {level}, {pluralize(workers, 'task')}"
-                job = self.submit_job(
-                    array, command, self.resources[kind], options, runs, workers, what
-                )
+                job = self.submit_job(array, command, self.resources[kind], runs, workers)
                 workers //= 2
             if not job:
                 return submitted
@@ -293,15 +289,10 @@ class Submission:
             if not word.startswith("launcher.dry_run="):
                 words.append(word)
         command = ["-m", "pipeline", *words, *config_dir_flags()]
-        options = ["--job-name", f"{self.name}-{AGAIN_JOB}"]
         while True:
             self.before = [*self.jobs] or self.before
-            job = self.submit_job(
-                AGAIN_JOB, command, Resources(0, None), options, [], 1, "the same command"
-            )
-            if job:
-                return
-            if sum(self.jobs.values()) == 1:
+            job = self.submit_job(AGAIN_JOB, command, Resources(0, None))
+            if job or sum(self.jobs.values()) == 1:
                 return
             last, tasks = self.jobs.popitem()
             run_slurm("scancel", f"{last}_{tasks - 1}")
@@ -313,10 +304,8 @@ class Submission:
         name: str,
         command: Sequence[str],
         resources: Resources,
-        options: Sequence[str],
-        runs: Sequence[Task],
-        tasks: int,
-        what: str,
+        runs: Sequence[Task] = (),
+        tasks: int = 1,
     ) -> str | None:
         """Submit an array or the last job, and return its id.
 
@@ -326,21 +315,27 @@ class Submission:
             name: the name of the job's files.
             command: the command of the job.
             resources: the resources to request.
-            options: further options of sbatch.
-            runs: the runs that the job computes; empty for a job that runs after all others.
+            runs: the runs that an array computes; empty for the last job.
             tasks: number of tasks.
-            what: the job, for the message.
         """
         file, launcher = self.session.folder / f"{name}.sh", self.launcher
-        options = ["--requeue", *options]
+        if runs:
+            level, log = str(runs[0].level), "%A_%a"
+            options = ["--requeue", "--array", f"0-{tasks - 1}"]
+            script = script_of(launcher, command)
+            gpus, limit = pluralize(resources.gpus, "GPU"), launcher.time or "of the site"
+            what = (
+                f"level {level}, {pluralize(tasks, 'task')} for {pluralize(len(runs), 'run')},"
+                f" {gpus} each, time limit {limit}"
+            )
+        else:
+            level, log = AGAIN_JOB, f"{AGAIN_JOB}-%j"
+            options = ["--requeue"]
+            script = script_of(launcher, command, GOES_ON, {CONTINUES: "1"})
+            what = "the same command, when these are done"
+        options += ["--job-name", f"{self.name}-{level}"]
         if self.before:
             options += ["--dependency", f"afterany:{':'.join(self.before)}"]
-        if name == AGAIN_JOB:
-            log = f"{AGAIN_JOB}-%j"
-            script = script_of(launcher, command, GOES_ON, {CONTINUES: "1"})
-        else:
-            log = "%A_%a"
-            script = script_of(launcher, command)
         try:
             with delay_signals():
                 job = self.submit_script(file, script, resources, options, log)
@@ -350,12 +345,7 @@ class Submission:
                 return None
             raise
         file.with_suffix(".job").write_text(job)
-        if runs:
-            gpus, limit = pluralize(resources.gpus, "GPU"), launcher.time or "of the site"
-            purpose = f" for {pluralize(len(runs), 'run')}, {gpus} each, time limit {limit}"
-        else:
-            purpose = ", when these are done"
-        self.tell(f"job {job}: {what}{purpose}")
+        self.tell(f"job {job}: {what}")
         return job
 
     def submit_script(

@@ -299,20 +299,16 @@ def waits_for(name: str, holder: Holder) -> str:
 
 
 @contextmanager
-def hold_lease(workplace: Path, name: str, wait: bool | None = None) -> Iterator[Lease]:
+def hold_lease(workplace: Path, name: str, may_wait: bool = True) -> Iterator[Lease]:
     """Take the lease of a run as soon as no other process holds it.
 
-    `wait` is True to wait for the lease, and None to decide by should_wait.
-
     Raises:
-        Held: If another process holds it, and this process should not wait.
+        Held: If another process holds it, and this process may or should not wait.
     """
-    if wait is None:
-        wait = should_wait()
     reported = False
     lease = take_lease(workplace)
     while isinstance(lease, Holder):
-        if not wait:
+        if not (may_wait and should_wait()):
             raise Held(held_by(name, lease))
         if not reported:
             print(waits_for(name, lease), file=sys.stderr, flush=True)

@@ -106,7 +106,7 @@ def make_once(
         Held: If another process computes it, and this process is in an allocation, where it does
             not wait.
     """
-    with hold_lease(run.workplace, run.name, None if begin is None else False) as lease:
+    with hold_lease(run.workplace, run.name, begin is None) as lease:
         run.lease = lease.of.id
         try:
             if begin is not None:
