@@ -26,7 +26,6 @@ from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import (
     build_requests,
     harness_tamed,
-    model_settings,
     plain_line,
     prepare,
     prompt_settings,
@@ -43,6 +42,7 @@ from pipeline.evaluate.records import (
 )
 from pipeline.evaluate.store import Answers, Store, digest
 from pipeline.limits import time_limit
+from pipeline.models.load import date_of_templates
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
@@ -88,7 +88,9 @@ def score_tasks(
             anything is scored.
     """
     facts = facts_of(settings)
-    model_settings(lm, settings)
+    template_date = date_of_templates(settings.template_date)
+    lm.chat_template_args = template_date | settings.chat_template_args
+    lm.think_end = settings.think_end
     with announced("tokenizing the questions"):
         asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(specs, tasks, strict=True)]
     _answer_all(lm, asked_tasks, settings)
