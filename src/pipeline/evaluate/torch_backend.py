@@ -117,7 +117,7 @@ class TorchBackend:
     def generate(
         self,
         prompts: Sequence[Tokens],
-        endings: Sequence[Ending],
+        ending: Ending,
         share: bool,
         ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
@@ -126,7 +126,7 @@ class TorchBackend:
 
         Args:
             prompts: The token ids of the prompts.
-            endings: When each answer ends. In this backend all must be equal.
+            ending: When an answer ends.
             share: Whether the common prefix of prompts is computed once.
             ended: Called once for each prompt, when its answer ends, with the prompt's place and
                 the answer's tokens, including the end token.
@@ -141,7 +141,6 @@ class TorchBackend:
         for shared, members in grouped:
             groups.append((shared, [*chain(*(places_of[distinct[member]] for member in members))]))
         finished = set[int]()
-        ending = endings[0]
         self._fit_rows(groups, prompts, ending.room)
 
         def answer(shared: int, left: list[int]) -> None:
