@@ -214,9 +214,9 @@ def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
 class Answered(LM):
     """The harness' model class that returns stored answers."""
 
-    def __init__(self, lm: Answering, answers: Answers, think_end: str | None) -> None:
+    def __init__(self, lm: Answering, answers: Answers) -> None:
         super().__init__()
-        self.lm, self.answers, self.think_end = lm, answers, think_end
+        self.lm, self.answers = lm, answers
 
     @property
     def tokenizer_name(self) -> str:
@@ -233,7 +233,7 @@ class Answered(LM):
     loglikelihood = loglikelihood_rolling = stored
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        return [split_thoughts(text, self.think_end)[1] for text, _ in self.stored(requests)]
+        return [split_thoughts(text, self.lm.think_end)[1] for text, _ in self.stored(requests)]
 
 
 def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
@@ -302,11 +302,10 @@ def _harness_scores(lm: Answering, asked: Asked, settings: Eval) -> Any:
         f"{asked.name}: its filters and metrics take more than {SCORING_SECONDS} seconds. Simplify"
         " their patterns"
     )
-    answered = Answered(lm, asked.answers, settings.think_end)
     try:
         with time_limit(SCORING_SECONDS, too_slow):
             return evaluate(
-                lm=answered,
+                lm=Answered(lm, asked.answers),
                 task_dict={"tasks": {asked.name: asked.task}},
                 samples={asked.name: asked.rows},
                 bootstrap_iters=0,

@@ -223,7 +223,7 @@ class TorchBackend:
         for shared, members in groups:
             prefixes.append(shared)
             rests += [len(prompts[index]) - shared for index in members]
-        longest = Prompts(max(prefixes, default=0), max(rests, default=1), room)
+        longest = Prompts(max(prefixes), max(rests), room)
         free, _ = torch.cuda.mem_get_info()
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         if room:
