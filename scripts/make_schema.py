@@ -17,7 +17,7 @@ from pipeline.config import conf
 from pipeline.config.explain import type_inside
 from pipeline.config.manual import default_of, knob_comment
 from pipeline.stages.rows import CONFIGS, RUN_STAGES
-from pipeline.tables import schema, study, table_yaml
+from pipeline.tables import schema, study, study_benchmarks, table_yaml
 
 FILE = Path(__file__).parent.parent / "docs/table.schema.json"
 FREE = {"type": "string", "pattern": r"\{"}  # a placeholder, {axis}
@@ -142,7 +142,7 @@ def document() -> dict[str, Any]:
     assert tables.keys() == set(table_yaml.KEYS)
     assert studies.keys() == set(study.KEYS)
     has_experts, has_benchmarks = {"required": ["experts"]}, {"required": ["benchmarks"]}
-    study_rule = {"required": ["experts", *study.EXAMPLES], "properties": studies}
+    study_rule = {"required": ["experts", *study_benchmarks.EXAMPLES], "properties": studies}
     schema: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     schema |= {"title": "A table or a study", "type": "object"}
     schema["if"] = {"anyOf": [has_experts, has_benchmarks]}

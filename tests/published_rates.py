@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.papers.published import published_value
-from pipeline.report.expression import leaf_cells
 from pipeline.tables.plan import Cell, Item, ScoreRef, TablePlan
 
 RATE = 0.5  # share of right answers, where nothing is published
@@ -47,8 +46,8 @@ def published_equations(plan: TablePlan, cell: Cell) -> list[tuple[list[ScoreRef
     if cell.published is None or cell.metric or cell.fact:
         return []
     printed = published_value(*cell.published)
-    items = [item for leaf in leaf_cells(plan, cell) for item in leaf.items]
-    steps = {how for leaf in [cell, *leaf_cells(plan, cell)] for how, _ in leaf.reduce}
+    items = cell.items
+    steps = {how for how, _ in cell.reduce}
     if printed is None or not all(item.readings for item in items) or len(steps) > 1:
         return []
     part = {"max": slice(0, 1), "min": slice(-1, None)}.get(next(iter(steps), "mean"), slice(None))

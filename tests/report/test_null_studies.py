@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import simulations.null_studies as null
-from made_up_report import line_of
 from scipy.stats import binom
 
-from pipeline.report.compare import correct_contrasts
 from pipeline.report.contrasts import pooled_ratios
 from pipeline.stats.contrast import ExpertPart, contrast
 from pipeline.stats.ranks import holm
@@ -21,7 +19,7 @@ MOST = 10  # of 50: exceeded with p = 4e-5 if 5 % of the studies claim a differe
 def test_studies_without_an_effect_claim_no_difference():
     """50 studies; results/bench/null_studies.json has 1,000, of other tables too."""
     assert binom.sf(MOST, 50, 0.05) < 1e-4
-    tables = {"sandbox_dev": 16, "laptop_translations": 26, "sandbox_unreasonable": 8}
+    tables = {"sandbox_full": 16, "laptop_translations": 26, "sandbox_unreasonable": 8}
     assert sum(tables.values()) == 50
     assert (
         sum(null.run_studies(name, 0.0, count)["false_sentence"] for name, count in tables.items())
@@ -126,49 +124,3 @@ def test_a_pooled_ratio_by_hand():
     assert high is measured[0][1] and low.experts**2 == pytest.approx(2e-4)
     error = first.problems**2 + 2e-4
     assert (low.error**2, low.df) == pytest.approx((error, 2 * error / 4e-4))
-
-
-def test_the_best_of_several_is_corrected_for_them():
-    """A merge below the best of four experts: p times four, then Holm.
-
-    Above it there is nothing to correct.
-    """
-    lines = [
-        line_of("soup", "math", "sw", -5.0, 0.01, chosen_of=4),
-        line_of("soup", "base", "sw", 5.0, 0.03),
-    ]
-    assert [one["p_holm"] for one in correct_contrasts(lines)] == pytest.approx([0.06, 0.06])
-    lines[0] |= {"difference": 5.0}
-    assert [one["p_holm"] for one in correct_contrasts(lines)] == pytest.approx([0.02, 0.03])
-    lines[0] |= {"chosen_of": None}  # an archive of an earlier version
-    assert [one["p_holm"] for one in correct_contrasts(lines)] == pytest.approx([0.02, 0.03])
-
-
-EXPERTS = """
-name: mine
-title: Eight experts
-axes: {language: [qac], seed: [0, 1, 2, 3, 4, 5, 6, 7]}
-every: {model: sandbox, data_root: world}
-runs:
-  world: {stage: data, expert: sandbox}
-  base: {}
-  expert: {stage: sft, expert: math, recipe: sandbox_math, seed: "{seed}"}
-  soup: {merge: soup, merge.experts: [base, expert]}
-score: {eval: mgsm_0shot, eval.max_gen_toks: 40}
-columns:
-  "{language}": {in: "{language}"}
-rows:
-  base: {run: base}
-  "expert {seed}": {run: expert}
-  soup: {run: soup, seed: 0}
-"""
-
-
-def test_a_table_of_eight_equal_experts_and_no_compare(tmp_path):
-    """150 studies, of which 7 claim a difference; without the correction 12, and of 600 8 %."""
-    (tmp_path / "mine.yaml").write_text(EXPERTS)
-    planned = null.TablePlanned.of(str(tmp_path / "mine.yaml"))
-    pages = [null.page_of(planned, with_claims=False, seed=seed) for seed in range(150)]
-    none = re.compile("Not significant: ")
-    assert all(none.search(page.headline) or page.claims_a_difference for page in pages)
-    assert sum(page.claims_a_difference for page in pages) <= 10

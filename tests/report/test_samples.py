@@ -83,9 +83,12 @@ def test_the_headline_says_what_is_significant_and_what_could_have_been_detected
         "“swap” is better than “rival 2” in “math”: +12.0 points (95 % CI +7.0 to +17.0"
     )
     assert said[4:] == ["2 more differences are significant."]
-    for empty in ([], [line_of("swap", "base", "math", 0.0, None)]):
-        said = compare.headline_sentences(compare.correct_contrasts(empty))
-        assert said == ["No two models have answers to compare."]
+    said = compare.headline_sentences(
+        compare.correct_contrasts([line_of("swap", "base", "math", 0.0, None)])
+    )
+    assert said == ["No two models have answers to compare."]
+    (said,) = compare.headline_sentences([])
+    assert said.startswith("No scores are compared.") and "compare:" in said
 
 
 def test_the_primary_comparison_comes_first_and_has_half_of_the_error_rate():

@@ -32,7 +32,6 @@ from scipy.stats import binomtest
 
 from pipeline.benchmarks import is_measure
 from pipeline.config.compose import compose
-from pipeline.report.cells import cell_result
 from pipeline.report.claims import CONTRADICTED, FACT, SHOWN, Claim
 from pipeline.report.compare import headline_sentences
 from pipeline.report.contrasts import compared_pairs, measure_pairs
@@ -74,7 +73,6 @@ STUDIES = (
         0.2,
         60,
     ),  # a training is 8 points better or worse (standard deviation, at 50 %)
-    ("sandbox_dev", 0.0, 225),  # no `compare`: each merge against the base and the best expert
 )
 # (seeds, spread of trainings, share of a question that those about its passage have in common for
 # one model), studies; 2, 4 and 8 points at 50 % are 0.05, 0.1 and 0.2. One or two seeds say "These
@@ -238,10 +236,7 @@ def page_of(planned: TablePlanned, with_claims: bool = True, **study: Any) -> Pa
     """Return the page of a study of this table. `study` are the fields of DrawnAnswers."""
     plan = planned.planning.plan
     answers = DrawnAnswers(planned.planning, counts=planned.counts, **study)
-    cells = []
-    if not plan.compare:  # the cells decide what is compared
-        cells = [cell_result(answers, cell) for cell in plan.cells.values()]
-    lines = measure_pairs(plan, answers, compared_pairs(plan, cells))
+    lines = measure_pairs(plan, answers, compared_pairs(plan))
     headline = " ".join(headline_sentences(lines))
     verdicts = judge_claims(plan, answers) if with_claims else []
     effects = {claim.id: false_verdicts(claim) for claim in claims_of(plan.table.name)}

@@ -38,7 +38,7 @@ def planned(**changes: Any) -> TablePlan:
 
 def measured(there: TablePlan, **rates: float) -> list[Any]:
     made: Any = Made(there, rates)
-    return measure_pairs(there, made, compared_pairs(there, []))
+    return measure_pairs(there, made, compared_pairs(there))
 
 
 def test_the_family_of_a_study_is_its_merges_on_the_primary_benchmark_in_the_target_languages() -> (
@@ -139,7 +139,7 @@ def test_no_exploratory_cell_is_bold() -> None:
         for place in ("qac: mgsm", "qac: mgsm en")
         for row, of in right.items()
     ]
-    pairs = {("layer swap", "soup", cell.column): 1 for cell in cells}
+    pairs = [("layer swap", "soup", cell.column) for cell in cells]
 
     def bold(family: tuple[str, ...]) -> list[str]:
         within = replace(there, table=replace(there.table, family=family))

@@ -7,7 +7,7 @@ import pytest
 from planned import plan
 
 from pipeline.evaluate.records import passage_group
-from pipeline.report.contrasts import measure_pairs, pairs_across
+from pipeline.report.contrasts import compared_pairs, measure_pairs
 from pipeline.report.load.answers import answers_of
 from pipeline.report.stored import StoredAnswers
 from pipeline.tables.plan import ScoreRef, TablePlan
@@ -46,7 +46,7 @@ class Answers(StoredAnswers):
 
 def test_the_difference_stays_and_its_level_is_kept() -> None:
     there, lines = plan(TABLE), {}
-    pairs = pairs_across(there, there.compare)
+    pairs = compared_pairs(there)
     for grouped in (True, False):
         lines[grouped] = [
             measure_pairs(there, Answers(there, world, grouped), pairs)[0] for world in range(150)

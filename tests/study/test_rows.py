@@ -289,9 +289,11 @@ def test_the_number_of_a_cell() -> None:
     10 m + l, and 100 more for the swap of b = 5 in Swahili and b = 3 in Telugu.
     """
     made = plan(
-        TABLE.replace("{mean: [m, l]}", "{max: [l], mean: [m]}")
-        + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n  all: {min: [sw.avg,'
-        " te.avg]}\n"
+        TABLE.replace("{mean: [m, l]}", "{max: [l], mean: [m]}").replace(
+            "best: [b]", "best: [b], each: [language]"
+        )
+        + '  "{language}.en": {mean: [m, l], in: [en, "{language}"]}\n  all:'
+        " {max: [l], mean: [m], min: [language]}\n"
     )
 
     def made_up(_: object, score: ScoreRef) -> np.ndarray:
@@ -570,7 +572,7 @@ COLUMN = "  math: math\n"
         (
             "{mean: [m, l]}",
             "{mean: [m, k]}",
-            "'k' is neither an axis nor a row to reduce over: there are",
+            "mean: 'k' is no axis: there are language, m, l, b",
         ),
         (
             "{mean: [m, l]}",

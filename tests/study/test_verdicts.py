@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from pipeline.config.stages import TableStage
 from pipeline.errors import PipelineError
 from pipeline.report.cells import cell_result, estimate_interval
 from pipeline.report.claims import read_claims
-from pipeline.report.contrasts import default_pairs, mark_cells, measure_pairs, pairs_across
+from pipeline.report.contrasts import compared_pairs, mark_cells, measure_pairs
 from pipeline.report.expression import evaluate, reduce_rows
 from pipeline.report.frame import NoScore
 from pipeline.report.load.answers import answers_of, sample_files
@@ -262,9 +261,7 @@ def test_all_right_or_all_wrong_decides_nothing(table, n, right):
     assert {one.verdict for one in found} <= {"undecided", "not made", "cannot be tested"}, found
     assert n == 1 or "not made" not in {one.verdict for one in found}
     lines = [
-        line
-        for line in measure_pairs(there, answers, pairs_across(there, there.compare))
-        if not line["missing"]
+        line for line in measure_pairs(there, answers, compared_pairs(there)) if not line["missing"]
     ]
     for low, high, detectable in [
         (one.low, one.high, one.detectable) for one in found if one.low is not None
@@ -295,7 +292,7 @@ def test_a_sides_value_is_the_cells(table):
             [np.mean(list(made.scores_by_question(score, "exact_match", None).values()))]
         )
 
-    for line in measure_pairs(there, made, pairs_across(there, there.compare)):  # type: ignore[arg-type]
+    for line in measure_pairs(there, made, compared_pairs(there)):  # type: ignore[arg-type]
         names = (line["left"], line["right"])
         columns = names[0] in there.columns
         keys = [(line["place"], name) if columns else (name, line["place"]) for name in names]
@@ -365,19 +362,15 @@ def test_translations_have_contrasts_of_the_corpus_metric():
 
 def test_contrasts_resample_the_axes_that_give_trainings_their_seeds():
     def over(of: TablePlan) -> set[str]:
-        return {
-            line["over"]
-            for line in measure_pairs(of, Made(of, {}, n=8), pairs_across(of, of.compare))
-        }  # type: ignore[arg-type]
+        return {line["over"] for line in measure_pairs(of, Made(of, {}, n=8), compared_pairs(of))}  # type: ignore[arg-type]
 
     there = plan_of("sandbox_full")
     two = plan("defaults: [sandbox_full]\nname: sandbox_full\naxes: {seed: [0, 1]}")
     assert over(two) == {"problems"}
-    lines = measure_pairs(
-        there, Made(there, {"layer swap": 1.0}, n=20), pairs_across(there, there.compare)
-    )  # type: ignore[arg-type]
+    made = Made(there, {"layer swap": 1.0}, n=20)
+    lines = measure_pairs(there, made, compared_pairs(there))  # type: ignore[arg-type]
     assert {line["over"] for line in lines} == {"problems seed"}
-    assert {line["left"] for line in lines} == {"layer swap"} and len(lines) == 4 * 2
+    assert {line["left"] for line in lines if line["right"] in there.rows} and len(lines) == 8 * 2
     one = plan_of("sandbox")
     assert over(one) == {"problems"}
 
@@ -530,53 +523,6 @@ def test_translations_are_best_where_their_metric_is_significantly_higher(
 ):
     there = plan_of("sandbox")
     assert bold(there, {"layer swap": (right,), "soup": (50,)}, "qac: flores to") == best
-
-
-def test_a_table_without_compare_contrasts_its_merges_with_the_base_and_the_best_expert():
-    """In math, by column.
-
-    What is chosen by these questions is no merge, what has no number is no rival. Each pair has the
-    number of experts that the best one was chosen of.
-    """
-
-    def cells(column: str, task: str = "mgsm", **values: float | None) -> list[CellResult]:
-        roles = {"base": "base", "math": "expert", "language": "expert"}
-        return [
-            CellResult(
-                row,
-                column,
-                value,
-                task=task,
-                role=roles.get(row, "merge"),
-                maximum=value if row == "chosen" else None,
-            )
-            for row, value in values.items()
-        ]
-
-    found = cells("en", base=20.0, math=50.0, language=30.0, soup=40.0, chosen=60.0)
-    found += cells("sw", base=20.0, math=10.0, language=30.0, soup=40.0, swap=35.0)
-    found += cells("te", base=None, math=10.0, language=None, soup=40.0, swap=None)
-    found += cells("belebele", "belebele", base=20.0, soup=40.0)
-    by_row: Any = SimpleNamespace(
-        controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"run": "soup"})])
-    )
-    pairs = {
-        ("soup", "base", "en"): 1,
-        ("soup", "math", "en"): 2,
-        ("soup", "base", "sw"): 1,
-        ("soup", "language", "sw"): 2,
-        ("swap", "base", "sw"): 1,
-        ("swap", "language", "sw"): 2,
-        ("soup", "math", "te"): 1,
-    }
-    assert default_pairs(by_row, found) == pairs
-    by_column: Any = SimpleNamespace(
-        controls=[], table=SimpleNamespace(rows=[SimpleNamespace(words={"in": "en"})])
-    )
-    assert (
-        default_pairs(by_column, [replace(one, row=one.column, column=one.row) for one in found])
-        == pairs
-    )
 
 
 # --- files ---

@@ -24,7 +24,7 @@ from pipeline.tables.planned_runs import Planning
 def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
     """Return a cell without its number, with its tasks and the evaluations behind it."""
     table, plan = stored.table, stored.table.plan
-    lines = lines_of(plan, [cell])
+    lines = lines_of([cell])
     tasks = tasks_of(plan, [cell])
     task = ""
     if len(tasks) == 1:
@@ -59,7 +59,7 @@ def runs_behind(table: Planning, lines: Sequence[ScoreLine]) -> list[str]:
     for line in lines:
         scores = [line.score]
         if isinstance(line.score, ScoreRef):
-            difference = difference_of(line.score, line.leaf.metric)
+            difference = difference_of(line.score, line.cell.metric)
             if difference:
                 scores.append(difference[1])
         for score in scores:
@@ -70,11 +70,11 @@ def runs_behind(table: Planning, lines: Sequence[ScoreLine]) -> list[str]:
 
 
 def scores_behind(stored: StoredAnswers, cell: Cell, shown: Sequence[ScoreLine]) -> list[CellScore]:
-    """Return the evaluations of a cell's own lines, with the scores that it shows."""
+    """Return the evaluations of the shown lines, with the scores that the cell shows."""
     scores = []
     for line in shown:
         run = stored.table.run_of(line.score)
-        if run is None or line.leaf is not cell:
+        if run is None:
             continue
         at = {axis: str(value) for axis, value in line.item.at.items()}
         rows: Sequence[ScoreRow] = ()
@@ -93,7 +93,7 @@ def cell_result(stored: StoredAnswers, cell: Cell) -> CellResult:
         value = float(stored.value(cell))
     except NoScore as error:
         return replace(result, n=0, missing=page_text(str(error), stored.table.config.runs_dir))
-    if cell.fact is None and not is_plain_mean(stored.table.plan, cell):
+    if cell.fact is None and not is_plain_mean(cell):
         result = replace(result, maximum=value)
     estimate = estimate_interval(stored, cell)
     if estimate is None:

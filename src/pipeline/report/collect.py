@@ -12,12 +12,7 @@ from pipeline.config.stages import EvalStage, TableStage
 from pipeline.files import config_dir_flags
 from pipeline.hub.addresses import without_credentials
 from pipeline.report.cells import cell_result, choices_of
-from pipeline.report.contrasts import (
-    compared_pairs,
-    mark_cells,
-    measure_pairs,
-    sampled_axes,
-)
+from pipeline.report.contrasts import compared_pairs, mark_cells, measure_pairs, sampled_axes
 from pipeline.report.load.answers import Evaluation, read_answers, sample_files
 from pipeline.report.load.contents import Results, RunResult
 from pipeline.report.report_state import overrides_of
@@ -57,7 +52,7 @@ def gather_results(
             evaluations[run.name] = Evaluation(*stored_scores(run), sample_files(run.folder))
     stored.answers, parquet = read_answers(evaluations)
     cells = [cell_result(stored, cell) for cell in plan.cells.values()]
-    contrasts = measure_pairs(plan, stored, compared_pairs(plan, cells))
+    contrasts = measure_pairs(plan, stored, compared_pairs(plan))
     if reasons is None:
         reasons = reasons_unfinished(runs, targets)
     run_results, missing = describe_runs(runs, failed, reasons)
@@ -90,7 +85,6 @@ def gather_results(
         machine=dict(sorted(machine.items())),
         versions={"pipeline": package_version(DISTRIBUTION), **dict(sorted(versions.items()))},
         contrasts=contrasts,
-        declared=bool(plan.compare),
         primary=table.primary,
         baselines=table.baselines,
         verdicts=judge_claims(plan, stored),

@@ -29,9 +29,8 @@ def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> lis
     """
     ps: dict[int, float] = {}
     for index, line in enumerate(lines):
-        p = None if line["exploratory"] else p_of_chosen(line)
-        if p is not None:
-            ps[index] = p
+        if line["p"] is not None and not line["exploratory"]:
+            ps[index] = line["p"]
     is_first = [is_primary(lines[index], primary) for index in ps]
     tested = list(ps.values())
     if primary and tested and not any(is_first):
@@ -54,18 +53,6 @@ def is_primary(line: Line, primary: Sequence[str]) -> bool:
 
 def is_significant(line: Line) -> bool:
     return line["p_holm"] is not None and line["p_holm"] < LEVEL
-
-
-def p_of_chosen(line: Line) -> float | None:
-    """Return p of a line, corrected if its right side is the best of several models.
-
-    If the left side is lower, p is Bonferroni-corrected over these models: the best of eight equal
-    experts is often above a merge.
-    """
-    p, models = line["p"], line.get("chosen_of") or 1
-    if p is None or line["difference"] > 0:
-        return p
-    return min(1.0, models * p)
 
 
 def holm_level(count: int, is_first: bool, has_first: bool) -> float:
@@ -97,6 +84,8 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
         lines: The lines of contrasts.csv.
         primary: Left, right and place of the primary comparison.
     """
+    if not lines and not primary:
+        return ["No scores are compared. Name the pairs in the table: compare: {LEFT: [RIGHT]}."]
     tested = [line for line in lines if line["p_holm"] is not None]
     first = [line for line in tested if line["primary"]]
     others = [line for line in tested if not line["primary"]]

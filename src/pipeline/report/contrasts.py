@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.benchmarks import is_measure, kind_of
+from pipeline.benchmarks import is_measure
 from pipeline.report.compare import (
     PAIR,
     Line,
@@ -17,7 +17,7 @@ from pipeline.report.compare import (
     is_primary,
     is_significant,
 )
-from pipeline.report.expression import leaf_cells, scores_of
+from pipeline.report.expression import scores_of
 from pipeline.report.frame import Comparison, NoScore
 from pipeline.report.load.contents import CellResult
 from pipeline.report.metrics import stored_metric, tasks_of
@@ -41,7 +41,6 @@ COLUMNS = (
     "detectable",
     "missing",
     "unit",
-    "chosen_of",
     "trainings",
     "lower_is_better",
     "exploratory",
@@ -56,62 +55,19 @@ Axis = tuple[str, str]  # a metric and an axis of a table
 # --- pairs ---
 
 
-def compared_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
-    """Return the pairs of a table's contrasts.
+def compared_pairs(plan: TablePlan) -> list[Pair]:
+    """Return the pairs that a table's `compare` declares, and each merge with its control.
 
-    They are the declared pairs, otherwise the default pairs, and each merge with its control. The
-    value is the number of models that a pair's right side was chosen from.
+    Each pair of rows (or columns) is compared in every column (or row) that has both.
     """
-    pairs = pairs_across(plan, plan.compare) or default_pairs(plan, cells)
-    return pairs | pairs_across(plan, plan.controls)
-
-
-def pairs_across(plan: TablePlan, compared: Sequence[tuple[str, str]]) -> dict[Pair, int]:
-    """Return each pair of rows (or columns) in every column (or row) that has both."""
-    pairs = {}
-    for left, right in compared:
+    pairs: dict[Pair, None] = {}
+    for left, right in (*plan.compare, *plan.controls):
         across = plan.rows if left in plan.columns else plan.columns
         for place in across:
             pair = (left, right, place)
             if all(key in plan.cells for key in cell_keys(plan, pair)):
-                pairs[pair] = 1
-    return pairs
-
-
-def default_pairs(plan: TablePlan, cells: Sequence[CellResult]) -> dict[Pair, int]:
-    """Return the pairs for a table without `compare`.
-
-    In math, each merge is compared with the base and with the best expert. The value is the number
-    of experts from which the best was chosen. The choice favours that expert, because it used the
-    same questions. A best configuration is excluded, because these questions chose it.
-    """
-    models_at: dict[str, dict[str, CellResult]] = {}
-    for cell in cells:
-        if kind_of(cell.task) == "number" and cell.value is not None:
-            model, place = model_and_place(plan, cell)
-            models_at.setdefault(place, {})[model] = cell
-    controls = {control for _, control in plan.controls}
-    pairs: dict[Pair, int] = {}
-    for place, models in models_at.items():
-        bases = [name for name, cell in models.items() if cell.role == "base"]
-        experts = [cell for cell in models.values() if cell.role == "expert"]
-        for merge, cell in models.items():
-            if cell.role != "merge" or cell.maximum is not None or merge in controls:
-                continue
-            for base in bases:
-                pairs[merge, base, place] = 1
-            if experts:
-                best = max(experts, key=lambda expert: expert.value or 0)
-                name, _ = model_and_place(plan, best)
-                pairs[merge, name, place] = len(experts)
-    return pairs
-
-
-def model_and_place(plan: TablePlan, cell: CellResult) -> tuple[str, str]:
-    """Return the names of a cell's model and place: the rows or the columns name the runs."""
-    if any(side.words.get("run") for side in plan.table.rows):
-        return cell.row, cell.column
-    return cell.column, cell.row
+                pairs[pair] = None
+    return list(pairs)
 
 
 def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
@@ -125,7 +81,7 @@ def cell_keys(plan: TablePlan, pair: Pair) -> list[tuple[str, str]]:
 # --- measured ---
 
 
-def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, int]) -> list[Line]:
+def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Iterable[Pair]) -> list[Line]:
     """Return the lines of contrasts.csv. Facts and figures have no lines.
 
     A variance that is estimated from three experts is imprecise. Among many contrasts, some
@@ -134,13 +90,12 @@ def measure_pairs(plan: TablePlan, answers: StoredAnswers, pairs: Mapping[Pair, 
     """
     lines: list[dict[str, Any]] = []
     measured: list[tuple[dict[str, Any], list[Axis], Contrast]] = []
-    for pair, chosen_of in pairs.items():
+    for pair in pairs:
         cells = [plan.cells[key] for key in cell_keys(plan, pair)]
         metric = stored_metric(plan, cells)
         if not metric:
             continue
         line = describe_pair(plan, pair, cells, metric)
-        line["chosen_of"] = chosen_of
         lines.append(line)
         axes = averaged_axes(plan, cells)
         try:
@@ -300,8 +255,7 @@ def averaged_axes(plan: TablePlan, cells: Sequence[Cell]) -> list[str]:
     """Return the sampled axes over which some of these cells are reduced, always by the mean."""
     steps: dict[str, set[str]] = {}
     for cell in cells:
-        for leaf in leaf_cells(plan, cell):
-            for how, axes in leaf.reduce:
-                for axis in axes:
-                    steps.setdefault(axis, set()).add(how)
+        for how, axes in cell.reduce:
+            for axis in axes:
+                steps.setdefault(axis, set()).add(how)
     return [axis for axis in sampled_axes(plan) if steps.get(axis) == {"mean"}]

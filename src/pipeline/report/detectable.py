@@ -6,7 +6,7 @@ from pipeline.benchmarks import is_measure, kind_of
 from pipeline.errors import PipelineError
 from pipeline.estimate.questions import count_questions, scored_file
 from pipeline.report.compare import holm_level
-from pipeline.report.contrasts import cell_keys, pairs_across, sampled_axes
+from pipeline.report.contrasts import cell_keys, compared_pairs, sampled_axes
 from pipeline.report.expression import lines_of
 from pipeline.report.placed_claims import PlacedClaim, claims_of
 from pipeline.stats.detectable import CORRELATION, planned_difference
@@ -25,7 +25,7 @@ def first_detectable(planning: Planning) -> tuple[str, list[list[str]]] | None:
     plan = planning.plan
     family, primary = plan.table.family, tuple(plan.table.primary)
     compared = []
-    for pair in pairs_across(plan, [*plan.compare, *plan.controls]):
+    for pair in compared_pairs(plan):
         if not family or pair[2] in family:
             compared.append(pair)
     compared.sort(key=lambda pair: pair != primary)
@@ -78,8 +78,8 @@ def questions_under(planning: Planning, cell: Cell) -> tuple[int, int]:
     sampled = sampled_axes(planning.plan)
     asked: dict[str, int] = {}
     scores, places = set(), set()
-    for line in lines_of(planning.plan, [cell]):
-        if line.item.model is not None or is_measure(line.leaf.metric):
+    for line in lines_of([cell]):
+        if line.item.model is not None or is_measure(line.cell.metric):
             continue
         counted = task_and_questions(planning, line.score)
         if counted is None:

@@ -7,9 +7,8 @@ means of halves or of draws, the result is the bootstrap of the cell, which repe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.stats.statistics import largest
@@ -32,48 +31,36 @@ class ScoreLine(NamedTuple):
     """A score behind a cell.
 
     Attributes:
-        leaf: The cell that has the item, if the cell averages rows.
+        cell: The cell that shows it.
         candidate: Of an open choice, otherwise empty.
         score: A ScoreRef, or the spec that recorded a fact.
     """
 
-    leaf: Cell
+    cell: Cell
     item: Item
     place: int
     candidate: Candidate
     score: Any
 
 
-def leaf_cells(plan: TablePlan, cell: Cell) -> Iterator[Cell]:
-    """Yield the cells that have items.
-
-    For a row that averages rows, these are the cells of the averaged rows.
-    """
-    if not cell.of:
-        yield cell
-    for row in cell.of:
-        yield from leaf_cells(plan, plan.cells[row, cell.column])
-
-
-def lines_of(plan: TablePlan, cells: Iterable[Cell]) -> list[ScoreLine]:
+def lines_of(cells: Iterable[Cell]) -> list[ScoreLine]:
     """Return the lines behind some cells, for all candidates of a choice."""
-    leaves = chain.from_iterable(leaf_cells(plan, cell) for cell in cells)
     lines = []
-    for leaf in leaves:
-        for item in leaf.items:
+    for cell in cells:
+        for item in cell.items:
             if item.model is not None:
-                lines.append(ScoreLine(leaf, item, 0, (), item.model))
+                lines.append(ScoreLine(cell, item, 0, (), item.model))
             for place, reading in enumerate(item.readings):
                 for candidate, score in reading.items():
-                    lines.append(ScoreLine(leaf, item, place, candidate, score))
+                    lines.append(ScoreLine(cell, item, place, candidate, score))
     return lines
 
 
 def scores_of(plan: TablePlan, cells: Iterable[Cell]) -> list[Key]:
     """Return the scores that cells show, and the scores that choose them, each with its pair."""
     keys: dict[Key, None] = {}
-    for line in lines_of(plan, cells):
-        pair = line.leaf.pair
+    for line in lines_of(cells):
+        pair = line.cell.pair
         keys[line.score, pair] = None
         if line.item.choice is not None and is_open_choice(line.item):
             for scores in plan.choices[line.item.choice].candidates.values():
@@ -90,13 +77,11 @@ def is_open_choice(item: Item) -> bool:
     return item.choice is not None and any(() not in reading for reading in item.readings)
 
 
-def is_plain_mean(plan: TablePlan, cell: Cell) -> bool:
+def is_plain_mean(cell: Cell) -> bool:
     """Return True if a cell is a plain mean of its answers."""
-    leaves = list(leaf_cells(plan, cell))
-    for part in (cell, *leaves):
-        if any(how != "mean" for how, _ in part.reduce):
-            return False
-    return not any(map(is_open_choice, chain.from_iterable(leaf.items for leaf in leaves)))
+    if any(how != "mean" for how, _ in cell.reduce):
+        return False
+    return not any(map(is_open_choice, cell.items))
 
 
 # --- expressions ---
@@ -141,11 +126,6 @@ class Evaluation:
     winners: dict[tuple[str, str, str], Any] = field(default_factory=dict)
 
     def of(self, cell: Cell) -> np.ndarray:
-        if cell.of:
-            averaged = [self.plan.cells[row, cell.column] for row in cell.of]
-            return reduce_rows(
-                cell.reduce[0][0], [self.of(part) for part in averaged], self.columns
-            )
         parts: list[Part] = [(item.at, self.of_item(cell, item)) for item in cell.items]
         for how, axes in cell.reduce:
             groups: dict[Axes, list[np.ndarray]] = {}

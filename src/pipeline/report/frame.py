@@ -122,7 +122,7 @@ class Frame:
         value = float(row.mean())
         ddof = 0 if self.bounded or self.size < 2 else 1
         variance = float(row.var(ddof=ddof)) / self.size
-        if not is_plain_mean(self.plan, cell):
+        if not is_plain_mean(cell):
             value, draws = self.split_half(partial(self.cell, cell))
             variance = float(np.var(draws, ddof=1))
         if self.bounded:
@@ -163,7 +163,7 @@ class CorpusFrame(Frame):
 
         The standard error is at least one sentence's, as in contrasts.
         """
-        if not is_plain_mean(self.plan, cell):
+        if not is_plain_mean(cell):
             raise NoScore(NO_HALVES)
         row = self.cell(cell, self.means, self.answers)
         value = float(row[0])
@@ -338,6 +338,6 @@ class Comparison:
         A choice is scored on the half of the questions that it was not made on.
         """
         estimate, draws = None, None
-        if not all(is_plain_mean(self.frame.plan, cell) for cell in self.frame.cells):
+        if not all(is_plain_mean(cell) for cell in self.frame.cells):
             estimate, draws = self.frame.split_half(self.difference)
         return self.frame.contrast(self.differences(), self.bound, estimate, draws)

@@ -13,8 +13,8 @@ from pipeline.tables.plan import Cell, TablePlan, task_of
 def tasks_of(plan: TablePlan, cells: Iterable[Cell]) -> set[str | None]:
     """Return the tasks whose answers are under cells; None stands for a fact or a figure."""
     tasks: set[str | None] = set()
-    for line in lines_of(plan, cells):
-        if line.leaf.fact or line.item.model is not None:
+    for line in lines_of(cells):
+        if line.cell.fact or line.item.model is not None:
             tasks.add(None)
         if line.item.model is None:
             tasks.add(task_of(line.score))

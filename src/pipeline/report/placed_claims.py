@@ -11,7 +11,7 @@ from pipeline.config import conf
 from pipeline.errors import suggest
 from pipeline.files import MOST_BYTES, refuse_special
 from pipeline.report.claims import FACT, Claim, read_claims
-from pipeline.report.expression import is_open_choice, is_plain_mean, leaf_cells
+from pipeline.report.expression import is_open_choice, is_plain_mean
 from pipeline.report.metrics import metrics_of, tasks_of
 from pipeline.tables.plan import Cell, Item, TablePlan
 from pipeline.tables.planned_runs import Planning
@@ -85,7 +85,7 @@ class PlacedClaim:
         if claim.than:
             subtracted = replace(claim, over=(*claim.than, *placed.axes), than=())
             placed.than = cls.of(subtracted, placed.plan)
-            if not all(is_plain_mean(placed.plan, cell) for cell in placed.all_cells):
+            if not all(is_plain_mean(cell) for cell in placed.all_cells):
                 raise claim.refuse("than needs means, not a best configuration or a maximum")
         return placed
 
@@ -191,14 +191,13 @@ class PlacedClaim:
                 self.untestable = f"{count} of three or more values of {axis}: {ADD_SEEDS}"
             values = set()
             for cell in self.all_cells:
-                for leaf in leaf_cells(self.plan, cell):
-                    values |= {str(item.at.get(axis)) for item in leaf.items}
-                    for how, axes in leaf.reduce:
-                        if axis in axes and how != "mean":
-                            raise claim.refuse(
-                                f"over names {axis}, but row {leaf.row!r} takes the {how} over it."
-                                f" Remove {axis}."
-                            )
+                values |= {str(item.at.get(axis)) for item in cell.items}
+                for how, axes in cell.reduce:
+                    if axis in axes and how != "mean":
+                        raise claim.refuse(
+                            f"over names {axis}, but row {cell.row!r} takes the {how} over it."
+                            f" Remove {axis}."
+                        )
             if len(values) == 1 and count > 1:
                 raise claim.refuse(
                     f"over names {axis}, but its cells have one value. Remove {axis}."
@@ -241,12 +240,12 @@ def candidate_trainings(plan: TablePlan, item: Item) -> set[Trainings]:
 def trainings_chosen_of(plan: TablePlan, cells: Iterable[Cell]) -> set[frozenset[Trainings]]:
     """Return the trainings of each candidate where cells take the best of different trainings."""
     groups: set[frozenset[Trainings]] = set()
-    for leaf in chain.from_iterable(leaf_cells(plan, cell) for cell in cells):
-        of_items = [frozenset(candidate_trainings(plan, item)) for item in leaf.items]
-        for of_item, item in zip(of_items, leaf.items, strict=True):
+    for cell in cells:
+        of_items = [frozenset(candidate_trainings(plan, item)) for item in cell.items]
+        for of_item, item in zip(of_items, cell.items, strict=True):
             if item.choice:
                 groups.add(of_item)
-        if any(how != "mean" for how, _ in leaf.reduce):
+        if any(how != "mean" for how, _ in cell.reduce):
             groups.add(frozenset().union(*of_items))
     return {group for group in groups if len(group) > 1}
 

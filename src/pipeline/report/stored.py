@@ -101,7 +101,7 @@ class StoredAnswers:
         import numpy as np
 
         plan = self.table.plan
-        shown = {line.score for line in lines_of(plan, [cell])}
+        shown = {line.score for line in lines_of([cell])}
 
         def number(leaf: Cell, score: Any) -> np.ndarray:
             if isinstance(score, str) or (leaf.fact and score in shown):

@@ -199,8 +199,8 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
         if placed.claim.test == "spearman":
             metric = stored_metric(placed.plan, [cell])
         frame = answers.frame(placed.plan, [cell], metric or "")
-        lines = lines_of(placed.plan, [cell])
-        rows = [frame.rows[line.score, line.leaf.pair] for line in lines]
+        lines = lines_of([cell])
+        rows = [frame.rows[line.score, line.cell.pair] for line in lines]
         values.append(fmean(frame.means[rows, 0].tolist()))
     return values
 
@@ -211,7 +211,7 @@ def place_clusters(placed: PlacedClaim) -> Sequence[Any]:
         return range(len(placed.places))
     clusters = []
     for cell in placed.left[0]:
-        at = lines_of(placed.plan, [cell])[0].item.at
+        at = lines_of([cell])[0].item.at
         clusters.append(tuple(str(at.get(axis)) for axis in placed.axes))
     return clusters
 
@@ -247,7 +247,7 @@ def judge_correlations(placed: PlacedClaim, answers: StoredAnswers) -> Verdict:
     left = place_values(placed, answers, placed.left[0])
     right = place_values(placed, answers, placed.right[0])
     outcome = place_values(placed, answers, placed.outcome)
-    models = [lines_of(placed.plan, [cell])[0].score.model for cell in placed.left[0]]
+    models = [lines_of([cell])[0].score.model for cell in placed.left[0]]
     groups = place_clusters(placed) if placed.axes else [()] * len(left)
     correlations = ranks.compare_correlations(left, right, outcome, groups, models)
     return judge_spearman(placed.claim, correlations, len(left))

@@ -76,9 +76,6 @@ class Expansion:
             if slot.meet and self.has_cell(row.side, column):
                 self.add_cell(slot)
         plan.scores = list(self.scores)
-        for cell in list(plan.cells.values()):
-            if any((row, cell.column) not in plan.cells for row in cell.of):
-                del plan.cells[cell.row, cell.column]
         self.refuse_unknown("compare", itertools.chain.from_iterable(table.compare))
         plan.compare = table.compare
         for entry in (*rows, *columns):
@@ -156,12 +153,6 @@ class Expansion:
     def add_cell(self, slot: Place) -> None:
         """Add the cell of a place, unless the place is empty."""
         specs, cells = self.specs, self.table_plan.cells
-        of = self.rows_of(slot)
-        if of:
-            how, _ = slot.reduce[0]
-            published = self.published_number(slot)
-            cells[slot.key] = Cell(*slot.key, reduce=((how, ()),), of=of, published=published)
-            return
         run = self.run_of_place(slot)
         if run is None:
             return
@@ -190,7 +181,7 @@ class Expansion:
                 " it as rows_changed.attention.0-1,30-31."
             )
         published = self.published_number(slot)
-        cells[slot.key] = Cell(*slot.key, items, reduction.steps, (), metric, pair, fact, published)
+        cells[slot.key] = Cell(*slot.key, items, reduction.steps, metric, pair, fact, published)
 
     def reduction_of(self, slot: Place, run: str, scored: bool) -> Reduction:
         """Return how a cell is reduced.
@@ -217,6 +208,9 @@ class Expansion:
         steps: list[tuple[str, Axes]] = []
         reduced: set[str] = set()
         for how, axes in slot.reduce:
+            for axis in axes:
+                if axis not in specs.axes:
+                    raise slot.refuse(f"{how}: {axis!r} is no axis: {suggest(axis, specs.axes)}")
             of_step = tuple(axis for axis in axes if axis in free)
             reduced.update(of_step)
             if of_step:
@@ -235,25 +229,6 @@ class Expansion:
                 " value."
             )
         return Reduction(free, tuple(best), tuple(steps))
-
-    def rows_of(self, slot: Place) -> tuple[str, ...]:
-        """Return the rows that a row is reduced over, or () if it is reduced over axes."""
-        rows, axes = self.table_plan.rows, self.specs.axes
-        for side in slot.sides:
-            for _, names in side.reduce:
-                for name in names:
-                    is_row = name in rows and len(slot.row.reduce) == 1
-                    if name not in axes and not is_row:
-                        known = suggest(name, [*axes, *rows])
-                        raise slot.refuse(
-                            f"{name!r} is neither an axis nor a row to reduce over: {known}"
-                        )
-        if not slot.row.reduce:
-            return ()
-        _, over = slot.row.reduce[0]
-        if all(name in rows and name not in axes for name in over):
-            return over
-        return ()
 
     def run_of_place(self, slot: Place) -> str | None:
         """Return the run of a place, or None if the place is empty.

@@ -132,14 +132,12 @@ class Cell:
 
     Attributes:
         reduce: The steps: mean, max or min over these axes.
-        of: The rows that the cell is reduced over, in place of items.
     """
 
     row: str
     column: str
     items: list[Item] = field(default_factory=list)
     reduce: tuple[tuple[str, Axes], ...] = ()
-    of: tuple[str, ...] = ()
     metric: str | None = None
     pair: str | None = None
     fact: str | None = None

@@ -44,7 +44,7 @@ The words of a cell:
     fact                  a number that a training recorded; of an analysis,
                           rows_changed.COLUMNS.LAYERS
     published             TABLE, or TABLE ROW COLUMN
-    mean, max, min        axes, in the order of the reduction, or rows
+    mean, max, min        axes, in the order of the reduction
     best                  axes to choose from, by the largest mean over all pooled axes
     each                  axes: a choice for each of their values
     by                    scores to choose with; otherwise the table's score

@@ -26,23 +26,26 @@ stage=plan plan.expand=true prints the table of a study.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import fields
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pipeline.benchmarks import find_benchmark
 from pipeline.config import conf
 from pipeline.config.defaults import option_of
-from pipeline.config.harness_tasks import include, tasks_of_option
 from pipeline.data.sources import are_columns
-from pipeline.errors import Mistakes, PipelineError, close_matches, suggest
+from pipeline.errors import Mistakes, close_matches, suggest
 from pipeline.runs.lineage import is_adapter_of_elsewhere
-from pipeline.tables.words import Words, as_list, as_mapping, table_error
+from pipeline.tables.study_benchmarks import (
+    Benchmark,
+    benchmarks_of,
+    columns_of,
+    include_tasks,
+    names_in,
+)
+from pipeline.tables.words import Refuse, Words, as_list, as_mapping, table_error
 
 KEYS = (
     "name",
@@ -56,14 +59,7 @@ KEYS = (
     "controls",
     "every",
 )
-EXAMPLES = {
-    "languages": "sw, te",
-    "benchmarks": (
-        "mgsm_8shot, {eval: gsm8k_5shot, data_root: null}, {mine: {sw: mine_sw, te: mine_te}}"
-    ),
-}
 SEEDS = "every: {seed: [0, 1, 2]}"
-OWN_ITEMS = {"eval", "data_root"}  # the keys of a benchmark with another data_root than every
 SIDES = ("math", "language")
 OWN_FILE = "expert.sources.own.url"  # the file of a training on own rows
 # words of own rows
@@ -77,8 +73,6 @@ OF_ROWS = {
     "licence",
 }
 EXAMPLE = "{math: ./FOLDER, sw: {run: ./FOLDER, side: language}}"
-
-Refuse = Callable[[str, str], PipelineError]  # (key, problem)
 
 
 def expand_study(study: Words, file: str) -> Words:
@@ -242,116 +236,6 @@ def tested_columns(columns: Words, targets: list[str]) -> list[str]:
     return [name for name in targets if name.rpartition(" ")[0] == benchmark]
 
 
-def names_in(study: Words, key: str, refuse: Refuse) -> list[Any]:
-    """Return the list of a study's languages or benchmarks.
-
-    A benchmark may be a mapping, which is not checked.
-    """
-    items = as_list(study.get(key) or [])
-    if not items:
-        raise refuse(key, "a study names at least one")
-    for item in items:
-        is_mapping = key == "benchmarks" and isinstance(item, dict)
-        if not isinstance(item, str) and not is_mapping:
-            problem = f"{item!r} is no name. Write {key}: [{EXAMPLES[key]}]."
-            if isinstance(item, bool):  # YAML reads these words as truth values
-                problem += " Quote no, yes and on."
-            raise refuse(key, problem)
-    return items
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """One benchmark of a study.
-
-    Attributes:
-        tasks: language -> the value of eval=.
-        words: Further words of its columns.
-        by_language: True if the names of its columns have the language.
-    """
-
-    name: str
-    tasks: dict[str, str]
-    words: Words
-    by_language: bool = True
-
-
-def benchmarks_of(study: Words, languages: list[str], refuse: Refuse) -> list[Benchmark]:
-    """Return the benchmarks of a study.
-
-    A benchmark is a name, {eval: NAME, data_root: ROOT}, or {NAME: {LANGUAGE: TASK}}.
-    """
-    benchmarks = []
-    for item in names_in(study, "benchmarks", refuse):
-        if isinstance(item, str):
-            benchmarks.append(benchmark_of_name(item, languages, {}))
-        elif {*item} == OWN_ITEMS:
-            words = dict(item)
-            benchmarks.append(benchmark_of_name(str(words.pop("eval")), languages, words))
-        else:
-            benchmarks.append(benchmark_by_language(item, languages, refuse))
-    scored: set[str] = set()
-    for benchmark in benchmarks:
-        scored.update(benchmark.tasks)
-    unscored = [code for code in languages if code not in scored]
-    if unscored and all(benchmark.by_language for benchmark in benchmarks):
-        raise refuse(
-            "languages",
-            f"no benchmark has a task for {unscored[0]}. Leave it out, or name a task for it.",
-        )
-    return benchmarks
-
-
-def benchmark_by_language(item: Words, languages: list[str], refuse: Refuse) -> Benchmark:
-    """Return a benchmark that is written as {NAME: {LANGUAGE: TASK}}."""
-    name, tasks = next(iter(item.items()), ("", None))
-    if len(item) != 1 or not isinstance(tasks, dict):
-        example = f"benchmarks: [{EXAMPLES['benchmarks']}]"
-        raise refuse("benchmarks", f"{item!r} is no name. Write {example}.")
-    for code in tasks:
-        if code not in languages:
-            raise refuse(
-                "benchmarks",
-                f"{name} has a task for {code}, which is not in languages. Add it there.",
-            )
-    return Benchmark(str(name), {str(code): str(task) for code, task in tasks.items()}, {})
-
-
-def benchmark_of_name(name: str, languages: list[str], words: Words) -> Benchmark:
-    """Return a benchmark in all languages, or in a single one for a task with one test set.
-
-    The language of a task with one test set is the end of its name. If there is no language at its
-    end, its column has no language in its name.
-    """
-    if not has_one_set(name):
-        return Benchmark(name, dict.fromkeys(languages, name), words)
-    task = re.sub(r"_\d+shot$", "", name)
-    for code in languages:
-        if len(languages) == 1 or task.endswith(f"_{code}"):
-            return Benchmark(name, {code: name}, words)
-    code = "en" if "en" in languages else languages[0]
-    return Benchmark(name, {code: name}, words, by_language=False)
-
-
-def include_tasks(every: Words) -> None:
-    """Make the tasks of eval.include_path known."""
-    nested = every.get("eval")
-    folder = every.get("eval.include_path")
-    if not folder and isinstance(nested, dict):
-        folder = nested.get("include_path")
-    if isinstance(folder, str):
-        include(folder)
-
-
-def has_one_set(name: str) -> bool:
-    """Return True if eval=NAME is a task of the harness with one test set, in any language."""
-    tasks = [re.sub(r"_\d+shot$", "", name)]
-    if conf.option_file("eval", name):
-        tasks = [str(task["task"]) for task in tasks_of_option(name)]
-    benchmarks = [find_benchmark(task) for task in tasks]
-    return all(benchmark is not None and benchmark.of_harness for benchmark in benchmarks)
-
-
 def experts_of(
     experts: Any, trainable: bool, refuse: Refuse, mistakes: Mistakes
 ) -> tuple[dict[str, Words], dict[str, list[str]]]:
@@ -484,18 +368,3 @@ def knobs_of(method: str) -> set[str]:
     if kind:
         return {knob.name for knob in fields(kind)}
     return set()
-
-
-def columns_of(benchmarks: list[Benchmark]) -> Iterator[tuple[str, Words]]:
-    """Yield a column for each benchmark and language; for translations two, from and to English."""
-    stems = [re.sub(r"_\d+shot$", "", benchmark.name) for benchmark in benchmarks]
-    counts = Counter(stems)
-    for benchmark, stem in zip(benchmarks, stems, strict=True):
-        title = stem if counts[stem] == 1 else benchmark.name
-        for language, task in benchmark.tasks.items():
-            words = {"eval": task, **benchmark.words, "in": language}
-            if stem != "flores":
-                yield f"{title} {language}" if benchmark.by_language else title, words
-            elif language != "en":
-                for pair in (f"en-{language}", f"{language}-en"):
-                    yield f"{title} {pair}", {**words, "pair": pair}

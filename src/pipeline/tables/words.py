@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.config.knob import Tree
@@ -9,6 +10,7 @@ from pipeline.errors import PipelineError
 
 Words = Tree
 Axes = tuple[str, ...]  # the names of axes
+Refuse = Callable[[str, str], PipelineError]  # (key, problem)
 
 
 def table_error(file: str, where: str, problem: str) -> PipelineError:

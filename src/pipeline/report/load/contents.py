@@ -128,8 +128,6 @@ class Results:
         sampled: Axes with at least three trainings; intervals include their variance.
         choices: The winners of the table's `best` rules.
         contrasts: The lines of contrasts.csv.
-        declared: True if the contrasts come from the table's `compare`. Otherwise they compare each
-            merge with the base and the best expert.
         primary: Left, right and place of the primary comparison.
         baselines: name -> the mark of cells that exceed it.
         verdicts: The verdicts on the claims about the table.
@@ -154,7 +152,6 @@ class Results:
     sampled: Sequence[str] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
     contrasts: Sequence[Mapping[str, Any]] = ()
-    declared: bool = True
     primary: Sequence[str] = ()
     baselines: Mapping[str, str] = field(default_factory=dict)
     verdicts: Sequence[Verdict] = ()
