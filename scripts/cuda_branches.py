@@ -76,10 +76,6 @@ STAND_INS = {
     "evaluate/shared_cache.py::heads_as_they_are": StandIn(
         HERE + "test_heads_are_copied_on_a_gpu", "yield"
     ),
-    "evaluate/score.py::rounds_together": StandIn(
-        "tests/evaluate/test_vllm.py::test_bfloat16_is_stored_by_request_where_no_batch_changes_it",
-        "batch_invariant",
-    ),
     "evaluate/score.py::rounding_settings": StandIn(
         HERE + "test_scores_name_the_card", "get_device_name"
     ),

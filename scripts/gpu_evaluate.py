@@ -100,7 +100,7 @@ def prompts_of(questions: int, prefix: int, vocabulary: int) -> list[list[int]]:
 def answers(model: Any, rows: int, prompts: list[list[int]], room: int) -> float:
     backend = TorchBackend(rows, model=model)
     ending = Ending({-1}, ["Question:"], room, lambda tokens: "a" * len(tokens))
-    return seconds(lambda: backend.generate(prompts, [ending], True, lambda place, tokens: None))
+    return seconds(lambda: backend.generate(prompts, ending, True, lambda place, tokens: None))
 
 
 def step_times(model: Any, rows: int, prefix: list[int]) -> Iterator[Row]:

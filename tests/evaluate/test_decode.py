@@ -397,11 +397,11 @@ def test_what_is_not_plain_greedy_search_is_left_to_the_harness(
     max_new_tokens, as Qwen 2.5 has it, is no reason.
     """
     lm = model_like("llama", tiny)
-    assert decode.can_decode(lm.model)
+    assert lm.engine.can_generate()
     lm.model.generation_config.update(
         max_new_tokens=2048, temperature=0.6, top_p=0.9, repetition_penalty=1.0
     )
-    assert decode.can_decode(lm.model)
+    assert lm.engine.can_generate()
     lm.model.generation_config.max_new_tokens = None
     penalized = load_model(tiny, 2)
     penalized.model.generation_config.repetition_penalty = 1.3

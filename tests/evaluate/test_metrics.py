@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.evaluate import metrics
-from pipeline.evaluate.answer_language import in_another_language, in_language, told_by
+from pipeline.evaluate.answer_language import in_language, told_by
 from pipeline.evaluate.shown_scores import percent_factor
 from pipeline.languages import language
 
@@ -249,7 +249,7 @@ def test_how_a_language_is_told() -> None:
 
 def test_the_share_by_hand() -> None:
     answers = [SWAHILI, ENGLISH, "Jibu ni 11 tu, bila hesabu yoyote.", "5 + 5 = 11"]
-    assert in_another_language(answers, "sw") == [False, True, False]
+    assert [in_language(answer, "sw") for answer in answers] == [True, False, True, None]
 
 
 @pytest.mark.real_data
@@ -257,7 +257,7 @@ def test_the_share_by_hand() -> None:
 def test_mgsms_own_worked_answers(code: str) -> None:
     file = Path(os.environ["PIPELINE_TEST_DATA"]) / "mgsm" / code / "train.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
-    assert in_another_language([row["answer"] for row in rows], code) == [False] * 8
+    assert [in_language(row["answer"], code) for row in rows] == [True] * 8
 
 
 @pytest.mark.real_data

@@ -52,7 +52,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
         )
         prompts = [[*range(SHARED), -row, *range(REST - 1)] for row in range(300)]
         backend = TorchBackend(batch_size, model=model)
-        backend.generate(prompts, [Ending(set(), [], ROOM, str)], True, lambda place, tokens: None)
+        backend.generate(prompts, Ending(set(), [], ROOM, str), True, lambda place, tokens: None)
         return found
 
     return rows
@@ -114,7 +114,7 @@ def test_more_than_fits_is_not_tried_twice(
     backend = TorchBackend(None, model=model)
     for _ in range(2):
         backend.generate(
-            [[row] * 600 for row in range(300)], [Ending(set(), [], 9, str)], False, lambda *_: None
+            [[row] * 600 for row in range(300)], Ending(set(), [], 9, str), False, lambda *_: None
         )
     assert tried == [256, 128, 128] and backend.halved
 

@@ -6,6 +6,7 @@ The task file is this package's, because no task file of the harness reads an av
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +65,23 @@ def read_sentences(data_root: Path, spoken: Language, split: str) -> dict[int, s
     return by_id
 
 
-def join_sides(sides: list[dict[int, str]], names: list[str], label: str) -> list[Row]:
+Pair = tuple[Language, Language]  # from, into
+
+
+def join_sides(pair: Pair, split: str, sides: Sequence[dict[int, str]]) -> list[Row]:
     """Join two languages' sentences by id, in the order of the first language."""
+    source, target = pair
     sources, targets = sides
     odd = sources.keys() ^ targets.keys()
     if odd:
         raise PipelineError(
-            f"{label} have different ids, for example {min(odd)} (in plain text an id is the number"
-            " of a line that is not blank). Take both files from the same release."
+            f"flores {split} of {source.code} and {target.code} have different ids, for example"
+            f" {min(odd)} (in plain text an id is the number of a line that is not blank). Take"
+            " both files from the same release."
         )
-    source_name, target_name = names
     rows = []
     for key, text in sources.items():
-        row = {"id": key, "source_name": source_name, "target_name": target_name}
+        row = {"id": key, "source_name": source.name, "target_name": target.name}
         rows.append(row | {"source": text, "target": targets[key]})
     return rows
 
@@ -88,46 +93,41 @@ def define(ask: Ask) -> list[TaskSpec]:
             " languages."
         )
     english, spoken = language("en"), ask.language
-    return [define_pair(ask, english, spoken), define_pair(ask, spoken, english)]
+    return [define_pair(ask, (english, spoken)), define_pair(ask, (spoken, english))]
 
 
-def define_pair(ask: Ask, source: Language, target: Language) -> TaskSpec:
+def define_pair(ask: Ask, pair: Pair) -> TaskSpec:
     """Write the task file of a translation pair."""
-    pair = f"{source.code}-{target.code}"
+    source, target = pair
+    name = f"{source.code}-{target.code}"
     if target.code == "ja" and not importlib.util.find_spec("MeCab"):
         raise PipelineError(
-            f"flores {pair}: BLEU of Japanese needs a word list. Run pip install 'sacrebleu[ja]'."
+            f"flores {name}: BLEU of Japanese needs a word list. Run pip install 'sacrebleu[ja]'."
         )
-    name = "flores"
-    if target.code == "ja":
-        name = "flores_ja"
-    body: Row = {"include": [str(own_task_file(name))]}
+    own_file = own_task_file("flores_ja" if target.code == "ja" else "flores")
+    body: Row = {"include": [str(own_file)]}
     # If development items are scored, the few-shot examples among them are not
     first = ask.num_fewshot if ask.split == "dev" else 0
     if ask.data_root:
-        files = {}
-        if ask.num_fewshot:
-            files["dev"] = write_pair(ask, source, target, "dev")
-        files["test"] = write_pair(ask, source, target, "test")
-        read_from(body, **files)
+        splits = ["dev", "test"]
         if not ask.num_fewshot:
             body["fewshot_split"] = None
+            splits = ["test"]
+        read_from(body, **{split: write_pair(ask, pair, name, split) for split in splits})
     else:
         body["include"].append(str(own_task_file("flores_hub")))
         body["dataset_kwargs"] = {"source": source.code, "target": target.code}
     body |= generation_kwargs(ask, own_task_file("flores"))
-    return write_task(ask, body, pair, first)
+    return write_task(ask, body, name, first)
 
 
-def write_pair(ask: Ask, source: Language, target: Language, name: str) -> Path:
+def write_pair(ask: Ask, pair: Pair, name: str, split: str) -> Path:
     """Write the rows of a split of a translation pair, joined by id, to a file."""
     assert ask.data_root
-    split = "devtest" if name == "test" and ask.split == "test" else "dev"
-    sources = read_sentences(ask.data_root, source, split)
-    targets = read_sentences(ask.data_root, target, split)
-    label = f"flores {split} of {source.code} and {target.code}"
-    rows = join_sides([sources, targets], [source.name, target.name], label)
-    return write_rows(ask.folder / f"flores.{source.code}-{target.code}.{name}.jsonl", rows)
+    read_split = "devtest" if split == "test" and ask.split == "test" else "dev"
+    sides = [read_sentences(ask.data_root, spoken, read_split) for spoken in pair]
+    rows = join_sides(pair, read_split, sides)
+    return write_rows(ask.folder / f"flores.{name}.{split}.jsonl", rows)
 
 
 def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
@@ -138,14 +138,14 @@ def flores_plus(source: str, target: str, **_: Any) -> dict[str, Any]:
     """
     import datasets
 
+    pair = (language(source), language(target))
     splits_of_pair = {}
     for name, split in SPLITS.items():
-        sides, names = [], []
-        for spoken in (language(source), language(target)):
+        sides = []
+        for spoken in pair:
             rows = datasets.load_dataset(FLORES_PLUS, flores_plus_code(spoken), split=split)
             sides.append({int(row["id"]): row["text"] for row in rows})
-            names.append(spoken.name)
-        joined = join_sides(sides, names, f"flores {split} of {source} and {target}")
+        joined = join_sides(pair, split, sides)
         splits_of_pair[name] = datasets.Dataset.from_list(joined)
     return splits_of_pair
 

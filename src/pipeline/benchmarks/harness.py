@@ -67,11 +67,9 @@ def harness_benchmark(task: str) -> Benchmark | None:
     kind, default_metric = KINDS[body.get("output_type", "generate_until")]
     metric, lower = _primary_metric(body.get("metric_list") or [], default_metric)
     filters = [entry["name"] for entry in body.get("filter_list") or []]
-    if is_group(task):
-        aggregates = group_metrics(task)
-        if aggregates:
-            metric = aggregates[0]["metric"]
-            filters = [*(aggregates[0].get("filter_list") or []), *filters]
+    for aggregate in group_metrics(task)[:1]:
+        metric = aggregate["metric"]
+        filters = [*(aggregate["filter_list"] or []), *filters]
     choices = None
     if kind == "choice" and len(parts) == 1:
         choices = body.get("doc_to_choice")
@@ -104,7 +102,7 @@ def _primary_metric(listed: list[Row], default: str) -> tuple[str, bool]:
 
 
 def group_metrics(group: str) -> list[Row]:
-    """Return the metrics that the harness aggregates over the tasks of a group.
+    """Return the metrics that the harness aggregates over the tasks of a group; [] for a task.
 
     They have `metric`, `filter_list` (None: all filters) and `weight_by_size`.
     """

@@ -6,7 +6,6 @@ Reads stored answers. The result does not change whether an answer counts as rig
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -49,13 +48,3 @@ def in_language(text: str, code: str) -> bool | None:
     without_numbers = re.sub(r"[\W\d_]*\d[\W\d_]*", " ", text)
     detected, _ = language_identifier().classify(without_numbers)
     return detected == code
-
-
-def in_another_language(answers: Sequence[str], code: str) -> list[bool]:
-    """Return for each answer whether it is in another language. Short answers are left out."""
-    others = []
-    for answer in answers:
-        same = in_language(answer, code)
-        if same is not None:
-            others.append(not same)
-    return others

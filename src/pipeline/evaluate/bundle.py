@@ -106,7 +106,10 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
     groups: dict[tuple[Any, ...], dict[str, ScoreRow]] = {}
     for row in rows:
         if row.subject is None:
-            place = (row.task, row.num_fewshot, row.metric, row.filter, _mean_pair(row.pair))
+            pair = row.pair
+            if pair:
+                pair = "mean-en" if pair.endswith("-en") else "en-mean"
+            place = (row.task, row.num_fewshot, row.metric, row.filter, pair)
             groups.setdefault(place, {})[row.language] = row
     means = []
     for (*_, pair), by_language in groups.items():
@@ -117,9 +120,3 @@ def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
             questions = sum(row.n for row in of_languages)
             means.append(replace(mean, value=fmean(values), n=questions))
     return means
-
-
-def _mean_pair(pair: str | None) -> str | None:
-    if not pair:
-        return pair
-    return "mean-en" if pair.endswith("-en") else "en-mean"

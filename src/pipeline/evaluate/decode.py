@@ -19,7 +19,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from pipeline.evaluate.memory import FILL
-from pipeline.evaluate.shared_cache import SharedCache, attending, takes_masks
+from pipeline.evaluate.shared_cache import SharedCache, attending
 from pipeline.evaluate.steps import Sampling, Steps, columns_for, rows_for
 
 REFILL = 8  # a GPU waits until an eighth of its rows is free: fewer are not worth a forward pass
@@ -31,15 +31,6 @@ NOT_FOR_GREEDY = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_new_tokens"),
     *("use_cache", "cache_implementation", "_from_model_config", "transformers_version"),
 }
-
-
-def can_decode(model: Any) -> bool:
-    """Return True if `decode` chooses the same tokens as transformers' greedy generate().
-
-    The model's attention must accept the mask that `decode` computes.
-    """
-    replaceable = model._supports_attention_backend and takes_masks(model.config, "sdpa")
-    return replaceable and not settings_beyond_greedy(model)
 
 
 def settings_beyond_greedy(model: Any) -> list[str]:

@@ -107,8 +107,8 @@ class Answering(HFLM):
         settings = [normalize_gen_kwargs(request.args[1], limit) for request in requests]
         first = settings[0]
         alike = all({**one, DRAW: ""} == {**first, DRAW: ""} for one in settings)
-        if alike and all(map(is_reproducible, settings)) and self.engine.can_generate():
-            return self._decoded(requests, settings)
+        if alike and is_reproducible(first) and self.engine.can_generate():
+            return self._decoded(requests, first)
         if DRAW in first:
             raise PipelineError(
                 f"eval.temperature={first['temperature']:g}: {self.model.config.model_type} models"
@@ -120,30 +120,30 @@ class Answering(HFLM):
         with reach.replaced(huggingface, "postprocess_generated_text", self._cut):
             return self.engine.halving(generate)
 
-    def _decoded(self, requests: list[Instance], settings: list[GenKwargs]) -> list[str]:
+    def _decoded(self, requests: list[Instance], settings: GenKwargs) -> list[str]:
         """Answer requests as HFLM does. Their settings are the same except for the draws."""
-        ends = self._ends
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        to_text = functools.partial(self.tok_decode, skip_special_tokens=False)
-        endings = []
+        ending = Ending(
+            self._ends,
+            handle_stop_sequences(settings.get("until"), eos=eos),
+            settings["max_gen_toks"],
+            functools.partial(self.tok_decode, skip_special_tokens=False),
+            think_end=self.think_end,
+        )
         prompts = []
-        for request, one in zip(requests, settings, strict=True):
-            stop = handle_stop_sequences(one.get("until"), eos=eos)
-            room = one["max_gen_toks"]
-            endings.append(Ending(ends, stop, room, to_text, think_end=self.think_end))
+        for request in requests:
             encoded, _ = self.tok_batch_encode([request.args[0]])
             prompts.append(encoded[0].tolist())
         answers: dict[int, str] = {}
 
         def ended(place: int, tokens: list[int]) -> None:
             text = self.tok_decode(tokens)
-            ending = endings[place]
             answers[place] = self._cut(text, [*ending.stop])
             cut_off = self._ran_out(tokens, text, ending.room, ending.stop)
             self.ended("generate_until", requests[place].args, (answers[place], cut_off))
 
-        sampling = _sampling_of(requests, settings[0]) if DRAW in settings[0] else None
-        self.engine.generate(prompts, endings, self._shares(possible=True), ended, sampling)
+        sampling = _sampling_of(requests, settings) if DRAW in settings else None
+        self.engine.generate(prompts, ending, self._shares(possible=True), ended, sampling)
         return [answers[place] for place in range(len(requests))]
 
     def _loglikelihood_tokens(

@@ -117,20 +117,17 @@ def build_tries(
     return tries
 
 
-def batch_places(lengths: Sequence[int], prompts: Sequence[int], size: int) -> list[list[int]]:
-    """Divide places into batches, the longest first, so that memory runs out at the start or never.
+def batch_tries(tries: Sequence[Trie], size: int) -> list[list[Trie]]:
+    """Divide tries into batches, the longest first, so that memory runs out at the start or never.
 
-    Args:
-        lengths: The length of each place.
-        prompts: The number of prompts of each place.
-        size: The most prompts of a batch. A place with more prompts has its own batch.
+    `size` is the most prompts of a batch. A trie with more prompts has its own batch.
     """
-    batches: list[list[int]] = []
-    tokens = size
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if tokens + prompts[index] > size:
+    batches: list[list[Trie]] = []
+    prompts = size
+    for trie in sorted(tries, key=lambda trie: -len(trie.tokens)):
+        if prompts + len(trie.paths) > size:
             batches.append([])
-            tokens = 0
-        batches[-1].append(index)
-        tokens += prompts[index]
+            prompts = 0
+        batches[-1].append(trie)
+        prompts += len(trie.paths)
     return batches

@@ -26,7 +26,6 @@ from pipeline.evaluate.tasks import data_sets
 from pipeline.evaluate.templates import RefusedTemplate
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock, unusable_cache
-from pipeline.models.load import date_of_templates
 from pipeline.text import one_line, printable
 
 FEWSHOT_SEED = 1234  # the default of the harness' simple_evaluate
@@ -262,16 +261,6 @@ def prompt_settings(settings: Eval) -> dict[str, Any]:
     turns = settings.chat_template and settings.fewshot_as_multiturn
     how = {"apply_chat_template": settings.chat_template, "fewshot_as_multiturn": turns}
     return how | {"system_instruction": settings.system_instruction}
-
-
-def model_settings(lm: Any, settings: Eval) -> None:
-    """Set on a model the settings that its prompts and answers depend on.
-
-    They are the variables of its chat template, with eval.template_date as today's date, and the
-    text that ends its thoughts.
-    """
-    lm.chat_template_args = date_of_templates(settings.template_date) | settings.chat_template_args
-    lm.think_end = settings.think_end
 
 
 def tokens_needed(lm: Any, requests: Sequence[Instance]) -> dict[int, int]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from numbers import Real
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +17,7 @@ from pipeline.benchmarks.benchmark import TaskSpec
 from pipeline.benchmarks.local_files import write_rows
 from pipeline.errors import PipelineError
 from pipeline.evaluate import metrics
-from pipeline.evaluate.answer_language import in_another_language, told_by
+from pipeline.evaluate.answer_language import in_language, told_by
 from pipeline.stats.statistics import mean_stderr, value_per_question
 
 Sample = dict[str, Any]  # one question in samples/; the keys depend on the task
@@ -284,10 +285,10 @@ def join_answers(spec: TaskSpec, results: Sequence[TaskResult]) -> TaskResult:
     for parts in zip(*(result.rows for result in results), strict=True):
         first = parts[0]
         value = fmean([part.value for part in parts if part.value is not None])
-        means: list[Any] = [None] * len(samples)
-        if first.filter == primary_filter:
-            means = [sample["scores"].get(first.metric) for sample in samples]
-        stderr = None if None in means else mean_stderr(means, value)
+        means = [sample["scores"].get(first.metric) for sample in samples]
+        stderr = None
+        if first.filter == primary_filter and None not in means:
+            stderr = mean_stderr(means, value)
         rows.append(replace(first, value=value, stderr=stderr))
     return replace(results[0], rows=rows, samples=samples)
 
@@ -366,12 +367,11 @@ def language_rows(spec: TaskSpec, samples: Sequence[Sample]) -> list[ScoreRow]:
     row's `filter` is the name of the language detector.
     """
     language = spec.answers_in
+    answers = list(chain.from_iterable(map(answers_of, samples)))
     rows = []
     for part, metric in (("response", "other_language"), ("thinking", "thinking_other_language")):
-        texts = []
-        for sample in samples:
-            texts += [str(answer[part]) for answer in answers_of(sample) if part in answer]
-        in_other = in_another_language(texts, language)
+        told = [in_language(str(answer[part]), language) for answer in answers if part in answer]
+        in_other = [not same for same in told if same is not None]
         if in_other:
             rows.append(score_row(spec, metric, told_by(language), in_other))
     return rows

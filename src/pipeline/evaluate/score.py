@@ -26,7 +26,6 @@ from pipeline.evaluate.model import Answering
 from pipeline.evaluate.prompts import (
     build_requests,
     harness_tamed,
-    model_settings,
     plain_line,
     prepare,
     prompt_settings,
@@ -43,6 +42,7 @@ from pipeline.evaluate.records import (
 )
 from pipeline.evaluate.store import Answers, Store, digest
 from pipeline.limits import time_limit
+from pipeline.models.load import date_of_templates
 from pipeline.progress import Bar, announced, say
 from pipeline.runs.provenance import processor_model
 
@@ -88,7 +88,9 @@ def score_tasks(
             anything is scored.
     """
     facts = facts_of(settings)
-    model_settings(lm, settings)
+    template_date = date_of_templates(settings.template_date)
+    lm.chat_template_args = template_date | settings.chat_template_args
+    lm.think_end = settings.think_end
     with announced("tokenizing the questions"):
         asked_tasks = [ask(lm, *pair, settings, store) for pair in zip(specs, tasks, strict=True)]
     _answer_all(lm, asked_tasks, settings)
@@ -212,9 +214,9 @@ def compute(lm: Answering, asked: Asked, settings: Eval, bar: Bar) -> None:
 class Answered(LM):
     """The harness' model class that returns stored answers."""
 
-    def __init__(self, lm: Answering, answers: Answers, think_end: str | None) -> None:
+    def __init__(self, lm: Answering, answers: Answers) -> None:
         super().__init__()
-        self.lm, self.answers, self.think_end = lm, answers, think_end
+        self.lm, self.answers = lm, answers
 
     @property
     def tokenizer_name(self) -> str:
@@ -231,7 +233,7 @@ class Answered(LM):
     loglikelihood = loglikelihood_rolling = stored
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        return [split_thoughts(text, self.think_end)[1] for text, _ in self.stored(requests)]
+        return [split_thoughts(text, self.lm.think_end)[1] for text, _ in self.stored(requests)]
 
 
 def score(lm: Answering, asked: Asked, settings: Eval) -> TaskResult:
@@ -300,11 +302,10 @@ def _harness_scores(lm: Answering, asked: Asked, settings: Eval) -> Any:
         f"{asked.name}: its filters and metrics take more than {SCORING_SECONDS} seconds. Simplify"
         " their patterns"
     )
-    answered = Answered(lm, asked.answers, settings.think_end)
     try:
         with time_limit(SCORING_SECONDS, too_slow):
             return evaluate(
-                lm=answered,
+                lm=Answered(lm, asked.answers),
                 task_dict={"tasks": {asked.name: asked.task}},
                 samples={asked.name: asked.rows},
                 bootstrap_iters=0,

@@ -114,14 +114,14 @@ def value(rows: list[ScoreRow], measure: Measure, languages: list[str]) -> float
 
     The score of a translation pair counts for both of its languages.
     """
-    metric, filter_name = primary_metric(measure.task)
+    primary = primary_metric(measure.task)
     if measure.language:
         languages = [measure.language]
     means = []
     for language in languages:
         numbers = []
         for row in rows:
-            is_primary = (row.metric, row.filter) == (metric, filter_name)
+            is_primary = (row.metric, row.filter) == primary
             is_measured = row.task == measure.task and is_primary and not row.subject
             if is_measured and language in row.where.split("-"):
                 numbers.append(math.nan if row.value is None else row.value)

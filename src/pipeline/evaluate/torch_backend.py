@@ -14,12 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.evaluate.backend import Tokens
-from pipeline.evaluate.decode import Ending, can_decode, decode
+from pipeline.evaluate.decode import Ending, decode, settings_beyond_greedy
 from pipeline.evaluate.memory import MOST_ROWS, ROWS, Prompts, rows_that_fit
 from pipeline.evaluate.prefix import (
     MOST_TOKENS,
     Trie,
-    batch_places,
+    batch_tries,
     build_tries,
     group_prompts,
     places_by_prompt,
@@ -111,13 +111,18 @@ class TorchBackend:
         return not own_attention and takes_masks(self.model.config, "sdpa", "eager")
 
     def can_generate(self) -> bool:
-        """Return True if `generate` chooses the same tokens as transformers' greedy generate()."""
-        return can_decode(self.model)
+        """Return True if `generate` chooses the same tokens as transformers' greedy generate().
+
+        The model's attention must accept the mask that `decode` computes.
+        """
+        model = self.model
+        replaceable = model._supports_attention_backend and takes_masks(model.config, "sdpa")
+        return replaceable and not settings_beyond_greedy(model)
 
     def generate(
         self,
         prompts: Sequence[Tokens],
-        endings: Sequence[Ending],
+        ending: Ending,
         share: bool,
         ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
@@ -126,7 +131,7 @@ class TorchBackend:
 
         Args:
             prompts: The token ids of the prompts.
-            endings: When each answer ends. In this backend all must be equal.
+            ending: When an answer ends.
             share: Whether the common prefix of prompts is computed once.
             ended: Called once for each prompt, when its answer ends, with the prompt's place and
                 the answer's tokens, including the end token.
@@ -141,7 +146,6 @@ class TorchBackend:
         for shared, members in grouped:
             groups.append((shared, [*chain(*(places_of[distinct[member]] for member in members))]))
         finished = set[int]()
-        ending = endings[0]
         self._fit_rows(groups, prompts, ending.room)
 
         def answer(shared: int, left: list[int]) -> None:
@@ -193,10 +197,8 @@ class TorchBackend:
             if shared or token_limit:
                 cache = SharedCache(self.model)
                 cache.share(asked.prompts[left[0]][:shared])
-            lengths = [len(trie.tokens) for trie in tries]
-            counts = [len(trie.paths) for trie in tries]
-            for batch in batch_places(lengths, counts, self.batch_size):
-                asked.score_tries(self.model, cache, [tries[place] for place in batch])
+            for batch in batch_tries(tries, self.batch_size):
+                asked.score_tries(self.model, cache, batch)
 
         self._for_each(groups, asked.finished, score)
 
@@ -221,7 +223,7 @@ class TorchBackend:
         for shared, members in groups:
             prefixes.append(shared)
             rests += [len(prompts[index]) - shared for index in members]
-        longest = Prompts(max(prefixes, default=0), max(rests, default=1), room)
+        longest = Prompts(max(prefixes), max(rests), room)
         free, _ = torch.cuda.mem_get_info()
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         if room:

@@ -110,7 +110,7 @@ class VllmBackend:
     def generate(
         self,
         prompts: Sequence[Tokens],
-        endings: Sequence[Ending],
+        ending: Ending,
         share: bool,
         ended: Callable[[int, list[int]], None],
         sampling: Sampling | None = None,
@@ -119,8 +119,8 @@ class VllmBackend:
         from vllm import SamplingParams
 
         settings = []
-        for place, ending in enumerate(endings):
-            self._refuse_too_long(len(prompts[place]) + ending.room)
+        for place, prompt in enumerate(prompts):
+            self._refuse_too_long(len(prompt) + ending.room)
             drawn: dict[str, Any] = {"temperature": 0}
             if sampling:
                 drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
