@@ -20,12 +20,12 @@ def pluralize(count: int, noun: str) -> str:
     return f"{count:,} {noun}s"
 
 
-def first_few(items: Sequence[str], most: int, where: str = "") -> list[str]:
-    """Return the first `most` items and, if more exist, "and 3 more" with `where` behind it."""
-    omitted = []
+def first_few(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first `most` items and, if more exist, "and 3 more"."""
+    shown = list(items[:most])
     if len(items) > most:
-        omitted = [f"and {len(items) - most} more{where}"]
-    return [*items[:most], *omitted]
+        shown.append(f"and {len(items) - most} more")
+    return separator.join(shown)
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

@@ -19,7 +19,7 @@ from pipeline.report.compare import (
     holm_level,
     is_significant,
 )
-from pipeline.stats.contrast import contrast, expert_part
+from pipeline.stats.contrast import added_by_experts, contrast, expert_part
 from pipeline.stats.detectable import CORRELATION, planned_difference
 from pipeline.stats.statistics import detectable_difference
 
@@ -299,7 +299,6 @@ def test_the_parts_of_an_error(array):
     """Mean squares of the crossed design, by sums of squares."""
     found, n = contrast(array), array.shape[-1]
     assert found.n == n and found.difference == pytest.approx(array.mean())
-    assert found.error**2 == pytest.approx(found.problems**2 + found.experts**2)
     wanted = []
     for axis in range(array.ndim - 1):
         means = array.mean(axis=tuple(other for other in range(array.ndim - 1) if other != axis))
@@ -311,14 +310,15 @@ def test_the_parts_of_an_error(array):
         assert expert_part(means.mean(axis=1), means, means.shape[1])[:2] == pytest.approx(
             wanted[-1][:2], abs=1e-12
         )
-    assert found.experts**2 == pytest.approx(sum(max(0, b - w) for b, w, _ in wanted), abs=1e-9)
+    of_experts = added_by_experts(found.parts)
+    assert of_experts == pytest.approx(sum(max(0, b - w) for b, w, _ in wanted), abs=1e-9)
     if wanted and any(b > 0 for b, _, _ in wanted):
         between = sum(b for b, _, _ in wanted)
-        of_experts = between**2 / sum(
+        degrees = between**2 / sum(
             b**2 / (a - 1) for b, _, a in wanted
         )  # Satterthwaite, among the axes
-        df = found.error**2 / (between / of_experts)
-        assert found.df == pytest.approx(max(df, min(a - 1 for *_, a in wanted)), rel=1e-6)
+        df = (found.free.variance(found.difference) + of_experts) / (between / degrees)
+        assert found.test.df == pytest.approx(max(df, min(a - 1 for *_, a in wanted)), rel=1e-6)
 
 
 @FEW
@@ -331,5 +331,7 @@ def test_the_parts_of_an_error(array):
 def test_measures_are_the_paired_t_test(d, at):
     found, theirs = contrast(d, bound=math.inf), scipy.stats.ttest_1samp(d, 0)
     expected = (theirs.pvalue, len(d) - 1, *theirs.confidence_interval())
-    assert (found.p, found.df, found.low, found.high) == pytest.approx(expected, rel=1e-4, abs=1e-9)
+    assert (found.p, found.test.df, found.low, found.high) == pytest.approx(
+        expected, rel=1e-4, abs=1e-9
+    )
     assert found.p_of(at) == pytest.approx(scipy.stats.ttest_1samp(d, at).pvalue, abs=1e-6)

@@ -10,7 +10,7 @@ import simulations.null_studies as null
 from scipy.stats import binom
 
 from pipeline.report.contrasts import pooled_ratios
-from pipeline.stats.contrast import ExpertPart, contrast
+from pipeline.stats.contrast import ExpertPart, added_by_experts, contrast
 from pipeline.stats.ranks import holm
 
 MOST = 10  # of 50: exceeded with p = 4e-5 if 5 % of the studies claim a difference
@@ -121,6 +121,6 @@ def test_a_pooled_ratio_by_hand():
     measured = [([("acc", "seed")], replace(first, parts=[part])) for part in parts]
     assert pooled_ratios(measured) == {("acc", "seed"): pytest.approx(2)}
     high, low = (one.with_least_between([2.0]) for _, one in measured)
-    assert high is measured[0][1] and low.experts**2 == pytest.approx(2e-4)
-    error = first.problems**2 + 2e-4
-    assert (low.error**2, low.df) == pytest.approx((error, 2 * error / 4e-4))
+    assert high is measured[0][1] and added_by_experts(low.parts) == pytest.approx(2e-4)
+    variance = first.free.variance(first.difference) + 2e-4
+    assert low.test.df == pytest.approx(2 * variance / 4e-4)

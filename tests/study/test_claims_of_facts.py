@@ -183,13 +183,13 @@ def test_contrasts_of_trainings_are_students_and_welchs_tests() -> None:
     rng = np.random.default_rng(0)
     one, left, right = rng.normal(0.3, 1, 5), rng.normal(1, 1, 3), rng.normal(0, 2, 4)
     found, student = contrast_of_trainings(one), stats.ttest_1samp(one, 0)
-    assert (found.p, found.df) == pytest.approx((student.pvalue, 4))
+    assert (found.p, found.test.df) == pytest.approx((student.pvalue, 4))
     assert (found.low, found.high) == pytest.approx(student.confidence_interval())
     found, welch = (
         contrast_of_trainings(left[:, None] - right),
         stats.ttest_ind(left, right, equal_var=False),
     )
-    assert (found.p, found.df) == pytest.approx((welch.pvalue, welch.df))
+    assert (found.p, found.test.df) == pytest.approx((welch.pvalue, welch.df))
     assert (found.low, found.high) == pytest.approx(welch.confidence_interval())
     for shape in ((1,), (3, 1), ()):
         with pytest.raises(ValueError, match="show no variance"):

@@ -196,7 +196,7 @@ def merge_details(runs: Sequence[Run]) -> str:
             texts_of.setdefault(merge.method, {})[text] = None
     parts = []
     for method, texts in texts_of.items():
-        parts.append(f"{method}: {'; '.join(first_few(list(texts), TOLD))}")
+        parts.append(f"{method}: {first_few(list(texts), TOLD, '; ')}")
     if parts:
         return f"merges: {'. '.join(parts)}"
     return ""

@@ -44,7 +44,7 @@ def mixed_dtypes(planning: Planning) -> list[str]:
         with suppress(PipelineError):  # an evaluation reports a model with several dtypes
             dtype = stored_dtype(model, planning.config.runs_path) or "an unknown dtype"
             names.setdefault(dtype, []).append(key)
-    stored = [f"{dtype}: {', '.join(first_few(keys, 3))}" for dtype, keys in names.items()]
+    stored = [f"{dtype}: {first_few(keys, 3)}" for dtype, keys in names.items()]
     return [
         f"Models are stored in several dtypes ({'; '.join(stored)}). All are scored in"
         f" {planning.dtype}."

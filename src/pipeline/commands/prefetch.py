@@ -213,8 +213,7 @@ def data_files(hub: Any, source: Source, revision: str) -> tuple[str | None, lis
     files = builder.config.data_files or {}
     if source.split not in files:
         raise PipelineError(
-            f"{source.hub} has no split {source.split}. Its splits:"
-            f" {', '.join(first_few(list(files), 5))}."
+            f"{source.hub} has no split {source.split}. Its splits: {first_few(list(files), 5)}."
         )
     form = type(builder).__module__.rpartition(".")[2]
     paths = [str(file).split(f"@{revision}/", 1)[1] for file in files[source.split]]

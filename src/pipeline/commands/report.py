@@ -61,7 +61,7 @@ def write_results(
     for run in results.runs:
         warnings += [(warning, run.name) for warning in run.warnings]
     for message, names in by_message(warnings):
-        warn(f"{message} ({' '.join(first_few(names, 1))})")
+        warn(f"{message} ({first_few(names, 1, ' ')})")
     reported.write_state(folder)
     if planning.config.tracking.mode != "disabled":
         from pipeline.runs.tracking import track_report

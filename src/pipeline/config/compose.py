@@ -276,7 +276,7 @@ def method_class(knobs: Words) -> type[Any]:
         return method
     raise PipelineError(
         f"merge.method={knobs.get('method')} is not installed here. Choose from"
-        f" {', '.join(first_few(sorted(conf.METHODS), 5))}."
+        f" {first_few(sorted(conf.METHODS), 5)}."
     )
 
 

@@ -149,7 +149,7 @@ def options(group: str) -> list[str]:
 
 
 def choices(group: str) -> str:
-    return f"Choose from {', '.join(first_few(options(group), 5))}."
+    return f"Choose from {first_few(options(group), 5)}."
 
 
 def groups() -> list[str]:

@@ -117,7 +117,7 @@ def unknown_key(key: str, names: Collection[str], inside: Collection[str] = ()) 
 
 def listed(names: Collection[str]) -> str:
     """Return up to five names, and how to list all."""
-    text = ", ".join(first_few(list(names), 5))
+    text = first_few(list(names), 5)
     if len(names) > 5:
         text += " (--help lists all)"
     return text
@@ -134,7 +134,7 @@ def unknown_option(group: str, option: str) -> str:
     wrong = f"{group}={option} is not an option"
     if close:
         return f"{wrong}: did you mean {' or '.join(close)}? --help lists all options."
-    hint = f"{wrong}: there are {', '.join(first_few(names, 5))}"
+    hint = f"{wrong}: there are {first_few(names, 5)}"
     if group == "eval":
         hint += ", and the tasks of the harness, such as arc_easy"
     if len(names) > 5:

@@ -39,7 +39,7 @@ def write_card(config: DataStage, counts: dict[str, Any], benchmarks: Known) -> 
     if config.data.benchmarks == "none":
         texts = "none, by data.benchmarks=none"
     if benchmarks.unread:
-        unread = ", ".join(first_few(benchmarks.unread, 5))
+        unread = first_few(benchmarks.unread, 5)
         texts += f"; not compared, as they could not be read: {unread}"
     paragraphs = [
         f"# Training set of expert {config.expert.name}",

@@ -154,7 +154,7 @@ def what_failed(failed: Mapping[str, str]) -> str:
     for name, reason in failed.items():
         if not reason.startswith(BLOCKED):
             own_failures.append(f"{name}: {reason}")
-    reasons = "; ".join(first_few(own_failures, 3))
+    reasons = first_few(own_failures, 3, "; ")
     summary = f"{pluralize(len(own_failures), 'run')} failed ({reasons})"
     dependents = len(failed) - len(own_failures)
     if dependents:

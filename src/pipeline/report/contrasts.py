@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.benchmarks import is_measure
+from pipeline.benchmarks import is_measure, lower_is_better, primary_metric
 from pipeline.report.compare import (
     PAIR,
     Line,
@@ -22,7 +22,7 @@ from pipeline.report.frame import Comparison, NoScore
 from pipeline.report.load.contents import CellResult
 from pipeline.report.metrics import stored_metric, tasks_of
 from pipeline.report.placed_claims import trainings_of
-from pipeline.report.stored import StoredAnswers, less_is_better
+from pipeline.report.stored import StoredAnswers
 from pipeline.stats.contrast import Contrast, ExpertPart
 from pipeline.stats.statistics import LEVEL, wilson_interval
 from pipeline.tables.plan import Cell, TablePlan
@@ -134,7 +134,8 @@ def describe_pair(
     line |= zip(PAIR, pair, strict=True)
     line["over"] = " ".join(["problems", *averaged_axes(plan, cells)])
     line["unit"] = "bits" if is_measure(metric) else "points"
-    line["lower_is_better"] = less_is_better(str(task), metric)
+    is_primary_metric = metric == primary_metric(str(task))[0]
+    line["lower_is_better"] = is_primary_metric and lower_is_better(str(task))
     line["exploratory"] = bool(plan.table.family) and pair[2] not in plan.table.family
     return line
 

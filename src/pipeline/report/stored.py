@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.benchmarks import find_benchmark, is_measure, lower_is_better, primary_metric
+from pipeline.benchmarks import find_benchmark, is_measure
 from pipeline.data.rows import read_jsonl
 from pipeline.evaluate.records import ScoreRow
 from pipeline.evaluate.shown_scores import percent_factor
@@ -55,11 +55,6 @@ def page_text(text: str, runs_dir: str | Path) -> str:
     """
     beginning = rf"(?<![\w./-]){re.escape(str(runs_dir))}/"
     return re.sub(beginning, "", str(without_credentials(text)))
-
-
-def less_is_better(task: str, metric: str) -> bool:
-    """Return True if less of a metric is better. An empty metric is the task's own."""
-    return lower_is_better(task) and metric in ("", primary_metric(task)[0])
 
 
 def first_failure(name: str, failed: Mapping[str, str]) -> str:

@@ -57,7 +57,7 @@ def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = N
     if len(names) == 1:
         return from_folder(runs_dir / names[0], knob, runs_dir)
     if names:
-        matches = ", ".join(first_few(names, 6))
+        matches = first_few(names, 6)
         raise PipelineError(
             f"{knob}={reference} means more than one run: {matches}. Give more of the name."
         )

@@ -49,31 +49,12 @@ class Contrast:
     @cached_property
     def test(self) -> PairedScore | NormalTest:
         """The equation, including the variance of experts."""
-        df = mixed_degrees(self.problems**2, self.noise, self.parts, self.n)
+        df = mixed_degrees(self.free.variance(self.difference), self.noise, self.parts, self.n)
         return self.free.with_experts(added_by_experts(self.parts), df)
 
     @property
     def difference(self) -> float:
         return self.free.difference
-
-    @property
-    def error(self) -> float:
-        """The standard error, with `df` degrees of freedom (infinite without experts)."""
-        return math.hypot(self.problems, self.experts)
-
-    @property
-    def df(self) -> float:
-        return self.test.df
-
-    @property
-    def problems(self) -> float:
-        """The part of the error due to sampling problems."""
-        return math.sqrt(self.free.variance(self.difference))
-
-    @property
-    def experts(self) -> float:
-        """The part of the error due to sampling experts."""
-        return math.sqrt(added_by_experts(self.parts))
 
     @cached_property
     def interval(self) -> tuple[float, float]:

@@ -13,7 +13,7 @@ def notes_of(results: Results) -> list[str]:
     notes = []
     tasks = task_notes(results)
     if tasks:
-        notes.append("; ".join(first_few(tasks, MOST_NOTES, ", in results.csv")) + ".")
+        notes.append(first_few(tasks, MOST_NOTES, "; ") + ".")
         notes.append("In percent; BLEU, chrF++, perplexities and bits on their own scale.")
         if not results.sampled:
             notes.append(

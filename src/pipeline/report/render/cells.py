@@ -124,7 +124,7 @@ def group_reasons(results: Results, name: str) -> list[str]:
             messages.append((reason, f"{cell.row}, {cell.column}"))
     lines = []
     for reason, names in by_message(messages):
-        lines.append(f"{' '.join(first_few(names, 1))}: {reason}")
+        lines.append(f"{first_few(names, 1, ' ')}: {reason}")
     return lines
 
 
