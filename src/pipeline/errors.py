@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import SequenceMatcher, get_close_matches
 
@@ -78,14 +78,18 @@ def close_matches(value: str, options: Iterable[str], cutoff: float = 0.6) -> li
     return best
 
 
+def first_few(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first `most` items and, if more exist, "and 3 more"."""
+    shown = list(items[:most])
+    if len(items) > most:
+        shown.append(f"and {len(items) - most} more")
+    return separator.join(shown)
+
+
 def suggest(value: object, options: Iterable[object]) -> str:
     """Return a hint for an unknown word: the close matches, or the first five options."""
     names = [str(name) for name in options]
     close = close_matches(str(value), names)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    if len(names) > 5:
-        return f"there are {', '.join(names[:5])} and {len(names) - 5} more"
-    if names:
-        return f"there are {', '.join(names)}"
-    return "there are none"
+    return f"there are {first_few(names, 5) or 'none'}"

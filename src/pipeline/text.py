@@ -20,14 +20,6 @@ def pluralize(count: int, noun: str) -> str:
     return f"{count:,} {noun}s"
 
 
-def first_few(items: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Join the first `most` items and, if more exist, "and 3 more"."""
-    shown = list(items[:most])
-    if len(items) > most:
-        shown.append(f"and {len(items) - most} more")
-    return separator.join(shown)
-
-
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Return lines of aligned columns, two spaces apart; columns in `right` are flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -82,18 +82,18 @@ HARNESS = str(shipped_folder())
     [
         (
             {"doc_to_text": CYCLER},
-            r"is refused by the sandbox",
+            r"tasks/own.yaml: doc_to_text is refused by the sandbox of templates",
         ),
-        ({"doc_to_target": f" {CYCLER}"}, r"is refused by the sandbox"),
-        ({"doc_to_text": "{{ q|attr('__class__') }}"}, r"is refused by the sandbox"),
-        ({"doc_to_text": LISTED}, r"is refused by the sandbox"),
+        ({"doc_to_target": f" {CYCLER}"}, r"own.yaml: doc_to_target is refused"),
+        ({"doc_to_text": "{{ q|attr('__class__') }}"}, r"own.yaml: doc_to_text is refused"),
+        ({"doc_to_text": LISTED}, r"own.yaml: doc_to_text is refused by the sandbox of templates"),
         (
             {"doc_to_text": "{{ 'x' * 10**9 }}"},
-            r"is refused by the sandbox \(it repeats",
+            r"doc_to_text is refused by the sandbox of templates \(it repeats",
         ),
         (
             {"doc_to_text": "{% for i in range(10**9) %}{% endfor %}"},
-            r"is refused by the sandbox .*Range too big",
+            r"doc_to_text is refused .*Range too big",
         ),
         (
             {"process_results": None, "metric_list": [{"metric": "./evil"}]},
@@ -145,7 +145,7 @@ def test_a_task_file_runs_nothing_and_reads_nothing_outside(keys: dict[str, Any]
 
 def test_consent_to_python_is_no_consent_to_templates() -> None:
     own_task(doc_to_text=CYCLER)
-    with pytest.raises(PipelineError, match="is refused by the sandbox"):
+    with pytest.raises(PipelineError, match="doc_to_text is refused by the sandbox"):
         load(run_code=True)
 
 
@@ -277,7 +277,7 @@ def test_usual_widths_and_numbers_of_a_template_are_computed() -> None:
 
 def test_a_power_in_a_task_file_is_refused_before_it_is_computed() -> None:
     own_task(doc_to_text="{{q}}{{ 9**(9**9) }}")
-    with pytest.raises(PipelineError, match="is refused .*too many digits"):
+    with pytest.raises(PipelineError, match="own.yaml: doc_to_text is refused .*too many digits"):
         load()
 
 

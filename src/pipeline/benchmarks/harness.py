@@ -31,8 +31,7 @@ from pipeline.config.task_yaml import (
     data_files,
     outside_metric,
 )
-from pipeline.errors import PipelineError
-from pipeline.text import first_few
+from pipeline.errors import PipelineError, first_few
 
 # Output type -> kind, and the metric of tasks without a metric_list
 KINDS: dict[str, tuple[Kind, str]] = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from pipeline.config.stages import EvalStage, MergeStage, SelectStage, TrainStage
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_few
 from pipeline.estimate.durations import guess, memory_here
 from pipeline.estimate.gpu_budget import Bill
 from pipeline.estimate.models import shape_for
@@ -18,7 +18,7 @@ from pipeline.runs.graph import order_runs
 from pipeline.runs.run import Run
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.merge import layers_of
-from pipeline.text import align_columns, first_few
+from pipeline.text import align_columns
 
 WIDTH = 120
 KINDS = {

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.config.stages import EvalStage, TrainStage
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_few
 from pipeline.hub.lock import read_lock
 from pipeline.report.stored import SPM_MODEL
 from pipeline.runs.dtypes import stored_dtype
@@ -17,7 +17,7 @@ from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.tables.plan import ScoreRef
 from pipeline.tables.planned_runs import Planning
-from pipeline.text import first_few, pluralize
+from pipeline.text import pluralize
 
 
 def other_bases(planning: Planning) -> list[str]:

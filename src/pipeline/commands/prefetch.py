@@ -23,7 +23,7 @@ from pipeline.commands.plan import not_planned
 from pipeline.config.data import Source
 from pipeline.config.stages import PrefetchStage
 from pipeline.data.load import readable_errors
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_few
 from pipeline.files import replacing, sha256, write_atomically
 from pipeline.hub.addresses import plain_addresses, without_credentials
 from pipeline.hub.lock import (
@@ -44,7 +44,6 @@ from pipeline.runs.run import Run
 from pipeline.stages.hub_inputs import collect_hub_inputs
 from pipeline.stages.rows import build_single
 from pipeline.tables.planned_runs import Planning
-from pipeline.text import first_few
 
 
 def prefetch(config: PrefetchStage) -> Path:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from pipeline.commands.plan import not_planned
 from pipeline.config.stages import TableStage
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_few
 from pipeline.launch.preflight import training_problems
 from pipeline.progress import say, warn
 from pipeline.report.report_state import Reported, report_folder
 from pipeline.tables.planned_runs import Planning
-from pipeline.text import first_few
 
 
 def report_table(config: TableStage) -> Path:

@@ -36,8 +36,7 @@ from pipeline.config.stages import (
     Stage,
     TableStage,
 )
-from pipeline.errors import PipelineError
-from pipeline.text import first_few
+from pipeline.errors import PipelineError, first_few
 
 T = TypeVar("T")
 OF_RUNS = f"every.{HARDWARE}"

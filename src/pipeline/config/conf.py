@@ -27,7 +27,7 @@ from pipeline.config.extensions import (
 from pipeline.config.knob import Tree, Words
 from pipeline.config.merging import Merge
 from pipeline.config.stages import OF_ALL_STAGES, Stage
-from pipeline.errors import PipelineError, suggest
+from pipeline.errors import PipelineError, first_few, suggest
 from pipeline.files import (
     MOST_BYTES,
     add_conf,
@@ -37,7 +37,6 @@ from pipeline.files import (
     refuse_special,
     shipped_conf,
 )
-from pipeline.text import first_few
 
 # A folder of conf/ that is not a group. Hydra would take a folder `table` for the options of
 # table=.

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from pipeline.config import conf
 from pipeline.config.harness_tasks import harness_index
 from pipeline.config.knob import BOUNDS, adapter, names_of
-from pipeline.errors import PipelineError, close_matches
-from pipeline.text import first_few
+from pipeline.errors import PipelineError, close_matches, first_few
 
 T = TypeVar("T")
 Extra = Literal["forbid", "ignore"]  # treatment of keys that a dataclass does not have

@@ -7,8 +7,9 @@ from typing import Any
 from pipeline.config.stages import DataStage
 from pipeline.data.benchmarks import Known
 from pipeline.data.rows import UNUSABLE
+from pipeline.errors import first_few
 from pipeline.hub.addresses import without_credentials
-from pipeline.text import first_few, markdown_table
+from pipeline.text import markdown_table
 
 # reasons that are stated even if no row has them
 ALWAYS = ("empty", "duplicates", "contaminated", "number_variants", "word_problems")

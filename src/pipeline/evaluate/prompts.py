@@ -23,7 +23,7 @@ from pipeline.config.harness_tasks import included_folder
 from pipeline.errors import PipelineError, first_line, suggest
 from pipeline.evaluate.model import DRAW
 from pipeline.evaluate.tasks import data_sets
-from pipeline.evaluate.templates import RefusedTemplate
+from pipeline.evaluate.templates import RefusedTemplate, loaded
 from pipeline.hub import reach
 from pipeline.hub.lock import Lock, unusable_cache
 from pipeline.text import one_line, printable
@@ -65,6 +65,7 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
     manager = TaskManager(include_defaults=False)
     refusal_of_set = functools.cache(reach.refusal_of_set)
     tasks: list[Task] = []
+    loaded[:] = [spec.file for spec in specs]
     for spec in specs:
         sets = dict.fromkeys(repository for repository, _, _ in data_sets(spec))
         refusals = []

@@ -7,6 +7,7 @@ replaces it. The rendered text is the same.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import BaseLoader, StrictUndefined, Template
@@ -15,6 +16,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import utils
 
 import pipeline.sandbox  # noqa: F401 - limits the time of templates
+from pipeline.config.task_yaml import read_task
 from pipeline.errors import PipelineError
 from pipeline.limits import TooLong
 
@@ -27,6 +29,7 @@ _ENVIRONMENT = SandboxedEnvironment(
     loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True
 )
 _ENVIRONMENT.filters["regex_replace"] = utils.regex_replace
+loaded: list[Path] = []  # the task files whose templates are rendered
 
 
 @cache
@@ -36,6 +39,16 @@ def compiled(template: str) -> Template:
     The harness compiles it for each exemplar of each question, which takes a millisecond each time.
     """
     return _ENVIRONMENT.from_string(template)
+
+
+def place_of(template: str) -> str:
+    """Return the file and key of a template, for an error message."""
+    for file in loaded:
+        for path, body in reversed(read_task(file).parts):
+            for key, text in body.items():
+                if text == template:
+                    return f"{path}: {key}"
+    return "a template of the task"
 
 
 def render(template: str, doc: dict[str, Any]) -> str:
@@ -49,8 +62,8 @@ def render(template: str, doc: dict[str, Any]) -> str:
     except (SecurityError, OverflowError, MemoryError, RecursionError, TooLong) as error:
         reason = str(error) or "it fills the memory"
         raise RefusedTemplate(
-            f"The template {template[:200]!r} is refused by the sandbox ({reason}). Correct it in"
-            " its task file."
+            f"{place_of(template)} is refused by the sandbox of templates ({reason}). Correct the"
+            " template."
         ) from error
 
 

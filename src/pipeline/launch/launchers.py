@@ -16,7 +16,7 @@ from pipeline.config.stages import (
     Stage,
     TrainStage,
 )
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_few
 from pipeline.estimate.durations import visible_gpus
 from pipeline.evaluate.shown_scores import score_lines
 from pipeline.files import cores
@@ -33,7 +33,7 @@ from pipeline.runs.run import Run
 from pipeline.runs.unchanged import check_unchanged
 from pipeline.stages.evaluation import is_bundle
 from pipeline.stages.rows import STUDY_STAGES, build
-from pipeline.text import first_few, pluralize
+from pipeline.text import pluralize
 from pipeline.train.processes import is_follower
 
 Execute = Callable[[list[Run]], dict[str, str]]  # targets -> failures: a run's name -> the reason

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import PipelineError, suggest
+from pipeline.errors import PipelineError, first_few, suggest
 from pipeline.hub.lock import pinned_as, read_lock
 from pipeline.models.checkpoint import read_json, refuse_pickles
 from pipeline.models.files import ADAPTER_CONFIG, BESIDE_WEIGHTS, IDENTIFYING_SUFFIXES
@@ -16,7 +16,6 @@ from pipeline.runs.folders import finished_names, label_in
 from pipeline.runs.manifest import MANIFEST, read_manifest
 from pipeline.runs.run import External, Folder, Parent
 from pipeline.runs.state import read_state
-from pipeline.text import first_few
 
 
 def find_run(reference: str, runs_dir: Path, knob: str, revision: str | None = None) -> Parent:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pipeline.errors import first_few
 from pipeline.report.load.contents import Results, score_rows_of
-from pipeline.text import first_few
 
 MOST_NOTES = 20  # tasks listed by name
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from pipeline.errors import first_few
 from pipeline.report.load.contents import CellResult, Results
 from pipeline.report.templates import render
-from pipeline.text import align_columns, first_few
+from pipeline.text import align_columns
 
 COLUMNS = ("row column value low high maximum n published difference suspect missing runs").split()
 MISSING = "—"
