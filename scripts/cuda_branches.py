@@ -129,9 +129,6 @@ NEVER = {
     "evaluate/steps.py::Steps._record": (
         "graphs of steps; tests/evaluate/test_on_a_gpu.py needs a card"
     ),
-    "merge/live.py::_load_live": (
-        "a merged model's copy on the card; test_the_same_bits_on_another_device needs one"
-    ),
     "train/stage.py::check_early": (
         "no warning of bfloat16 where a card computes it; that of a CPU is tested"
     ),

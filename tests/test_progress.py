@@ -40,7 +40,7 @@ def test_the_time_left_is_that_of_the_work_left() -> None:
     bar = Bar("a training", 40, "step")
     bar.start(10)
     bar.start_t -= 20
-    bar.update(10.5)
+    bar.update(10)
     bar.set_postfix_str("loss 1.000", refresh=False)
     assert str(bar).startswith("a training: 20/40 [00:20<00:40")
     assert str(bar).endswith("s/step, loss 1.000]")

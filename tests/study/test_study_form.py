@@ -469,7 +469,7 @@ def test_a_model_of_the_hub_is_scored_in_the_cache_and_named_where_it_cannot_be_
     [
         (
             {"benchmarks": "mgsm_steps_2shot"},
-            "3 evaluations cannot run: .*mgsm_steps/qac/mgsm_steps.jsonl",
+            "3 evaluations cannot run: .*mgsm_steps/qac/train.jsonl",
         ),
         (
             {"benchmarks": "layer_swapping"},
