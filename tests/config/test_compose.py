@@ -499,6 +499,13 @@ def test_what_an_option_cannot_start_from(defaults: str, told: str, own: Path, c
     )
 
 
+def test_defaults_that_are_no_list_are_refused(own: Path, call: Call) -> None:
+    (own / "merge").mkdir()
+    (own / "merge/sparser.yaml").write_text("defaults: ties\ndensity: 0.1\n")
+    refused = call(f"--config-dir={own}", "stage=merge", "merge=sparser", "merge.experts=[a,b]")
+    assert "sparser.yaml: defaults=ties is not a list. Write defaults: [ties]" in refused.err
+
+
 def test_an_option_of_ones_own_based_on_a_merge_method_has_its_knobs_and_help(
     own: Path, call: Call
 ) -> None:

@@ -143,6 +143,30 @@ def test_a_task_file_runs_nothing_and_reads_nothing_outside(keys: dict[str, Any]
         load()
 
 
+@pytest.mark.parametrize(
+    "keys, why",
+    [
+        ({"output_type": "multi_choice"}, "output_type=multi_choice is not one of multiple_choice"),
+        ({"metric_list": "acc"}, "own.yaml: metric_list='acc' is not what the harness reads"),
+        ({"metric_list": ["acc"]}, "own.yaml: metric_list=.'acc'. is not what the harness reads"),
+        ({"filter_list": 3}, "own.yaml: filter_list=3 is not what the harness reads"),
+        ({"dataset_kwargs": "x"}, "own.yaml: dataset_kwargs='x' is not what the harness reads"),
+        ({"generation_kwargs": 3}, "own.yaml: generation_kwargs=3 is not what the harness reads"),
+    ],
+)
+def test_values_of_another_type_are_named(keys: dict[str, Any], why: str) -> None:
+    own_task(**keys)
+    with pytest.raises(PipelineError, match=why):
+        load()
+
+
+def test_a_group_that_names_itself_is_refused() -> None:
+    own_task()
+    Path("tasks/group.yaml").write_text("group: loop\ntask: [loop]\n")
+    with pytest.raises(PipelineError, match="The group loop has an unknown task loop"):
+        load("loop")
+
+
 def test_consent_to_python_is_no_consent_to_templates() -> None:
     own_task(doc_to_text=CYCLER)
     with pytest.raises(PipelineError, match="doc_to_text is refused by the sandbox"):

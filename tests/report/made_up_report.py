@@ -62,7 +62,6 @@ def sample(doc: int, response: str, correct: bool | None, **more: Any) -> dict[s
     return asked | answered | {"prompt_hash": "", "scores": {}} | more
 
 
-ROLES = {"base": "base", "math expert": "expert", "language expert": "expert"}
 COLUMNS = {  # name of a column -> its task, language and pair
     "mgsm": ("mgsm", "qac", None),
     "mgsm en": ("mgsm", "en", None),
@@ -146,7 +145,6 @@ def made_up(root: Path, seeds: Sequence[int] = (0,)) -> Results:
                     scores=scores,
                     task=task,
                     pair=pair,
-                    role=ROLES.get(row, "merge"),
                 )
             )
     for seed in seeds:

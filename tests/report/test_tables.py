@@ -51,10 +51,8 @@ def test_the_table_exactly(tmp_path):
         ],
     )
     cells = [
-        scored("base", "MGSM qac", "base", value=25.0, low=17.5, high=34.3, role="base"),
-        scored(
-            "base", "FLORES en-qac", "to", value=43.25, task="flores", pair="en-qac", role="base"
-        ),
+        scored("base", "MGSM qac", "base", value=25.0, low=17.5, high=34.3),
+        scored("base", "FLORES en-qac", "to", value=43.25, task="flores", pair="en-qac"),
         scored(
             "swap",
             "MGSM qac",
@@ -64,7 +62,6 @@ def test_the_table_exactly(tmp_path):
             value=50.0,
             low=44.0,
             high=56.0,
-            role="merge",
         ),
         scored("swap", "FLORES en-qac", missing="to-2 no memory", task="flores", pair="en-qac"),
         CellResult("a|b", "MGSM qac", missing="to-2 no memory"),
@@ -118,23 +115,23 @@ def test_every_score_says_where_it_stands(tmp_path):
     )
     shared = [CellScore("base")]
     cells = [
-        scored("base", "qaa", "base", value=25.0, scores=shared, role="base"),
-        scored("base", "qab", "base", value=25.0, scores=shared, role="base"),
-        scored("swap", "qaa", "swap0", "swap1", value=45.0, role="merge"),
+        scored("base", "qaa", "base", value=25.0, scores=shared),
+        scored("base", "qab", "base", value=25.0, scores=shared),
+        scored("swap", "qaa", "swap0", "swap1", value=45.0),
     ]
     folder = write_report(results_of(cells, found), tmp_path / "r").parent
     with (folder / "results.csv").open(encoding="utf-8", newline="") as stream:
         rows = {(row["run"], row["metric"]): row for row in csv.DictReader(stream)}
     places = {
-        key: (row["row"], row["column"], row["role"], row["seed"], float(row["value"]))
+        key: (row["row"], row["column"], row["seed"], float(row["value"]))
         for key, row in rows.items()
     }
     assert places == {
-        ("base", "exact_match"): ("base", "base | qaa; base | qab", "base", "", 25.0),
-        ("base", "unparsed"): ("base", "base | qaa; base | qab", "base", "", 50.0),
-        ("swap0", "exact_match"): ("swap", "swap | qaa", "merge", "0", 40.0),
-        ("swap1", "exact_match"): ("swap", "swap | qaa", "merge", "1", 50.0),
-        ("dev", "exact_match"): ("", "", "", "", 50.0),  # of a choice: no cell shows it
+        ("base", "exact_match"): ("base", "base | qaa; base | qab", "", 25.0),
+        ("base", "unparsed"): ("base", "base | qaa; base | qab", "", 50.0),
+        ("swap0", "exact_match"): ("swap", "swap | qaa", "0", 40.0),
+        ("swap1", "exact_match"): ("swap", "swap | qaa", "1", 50.0),
+        ("dev", "exact_match"): ("", "", "", 50.0),  # of a choice: no cell shows it
     }
     low, high = (float(rows["base", "exact_match"][end]) for end in ("low", "high"))
     assert (low, high) == pytest.approx((17.55, 34.30), abs=0.05)  # Wilson's interval of 25 of 100

@@ -594,6 +594,16 @@ COLUMN = "  math: math\n"
         ),
         (
             ROWS,
+            "compare: {best: [best]}\nrows:",
+            "compare: ['best', 'best'] are not two rows or two columns",
+        ),
+        (
+            ROWS,
+            "compare: {best: [sw.avg]}\nrows:",
+            "compare: ['best', 'sw.avg'] are not two rows or two columns",
+        ),
+        (
+            ROWS,
             "compare: {best: [maths]}\nrows:",
             "compare: 'maths' is no column or row: did you mean math?",
         ),

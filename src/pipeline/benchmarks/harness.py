@@ -63,7 +63,10 @@ def harness_benchmark(task: str) -> Benchmark | None:
         return None
     parts = members(task)
     body = file_of(parts[0]).body
-    kind, default_metric = KINDS[body.get("output_type", "generate_until")]
+    output = body.get("output_type", "generate_until")
+    if output not in KINDS:
+        raise PipelineError(f"{task}: output_type={output} is not one of {', '.join(KINDS)}.")
+    kind, default_metric = KINDS[output]
     metric, lower = _primary_metric(body.get("metric_list") or [], default_metric)
     filters = [entry["name"] for entry in body.get("filter_list") or []]
     for aggregate in group_metrics(task)[:1]:

@@ -249,6 +249,8 @@ def read_option(
     keys = [] if package == "_global_" else package.split(".")
     tree: Tree = {}
     listed = content.pop("defaults", [])
+    if not isinstance(listed, list):
+        raise PipelineError(f"{path}: defaults={listed} is not a list. Write defaults: [{listed}].")
     for entry in listed if "_self_" in listed else [*listed, "_self_"]:
         if entry == "_self_":
             merge(tree, reduce(lambda nested, key: {key: nested}, reversed(keys), content))

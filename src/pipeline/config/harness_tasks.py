@@ -220,7 +220,7 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
             )
         if is_inside:
             members_inside = tuple(tasks_within(group, entry.get("task") or [], folder))
-        elif part in harness:
+        elif part in harness and part != group:
             members_inside = members(part)
         else:
             members_inside = tuple(tagged(part, folder))

@@ -22,6 +22,13 @@ from pipeline.errors import PipelineError
 from pipeline.files import read_yaml
 
 MOST_BYTES = 1_000_000  # maximum size of a task file
+# keys of a task file whose values are read here -> their type
+TYPES = {
+    "metric_list": list,
+    "filter_list": list,
+    "generation_kwargs": dict,
+    "dataset_kwargs": dict,
+}
 READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are not folders
 
 
@@ -124,6 +131,17 @@ def _parts_of_task(file: Path, seen: list[Path]) -> Iterator[tuple[Path, Tree]]:
         raise PipelineError(f"{file} includes itself or is included twice. Remove an include line.")
     seen.append(path)
     content = load_plain(file)
+    for key, kind in TYPES.items():
+        value = content.get(key)
+        if value is None:
+            continue
+        is_right = isinstance(value, kind)
+        if is_right and kind is list:
+            is_right = all(isinstance(entry, dict) for entry in value)
+        if not is_right:
+            raise PipelineError(
+                f"{file}: {key}={value!r} is not what the harness reads. Correct it."
+            )
     names = content.get("include", [])
     for name in [names] if isinstance(names, str) else names:
         yield from _parts_of_task(path.parent / name, seen)  # the harness also follows links

@@ -120,7 +120,8 @@ def assumed_tokens(run: Training, side: str | None) -> Sequence[float]:
         PipelineError: A set is unknown.
     """
     expert = run.config.expert
-    if any(source.config.expert.world for source in behind_data(run)):
+    data_runs = order_runs(parent_runs({"data": run.parents["data"]}))
+    if any(source.config.expert.world for source in data_runs):
         return [WORLD_ROW]
     names = []
     for name, joined in expert.union.items():
@@ -158,8 +159,3 @@ def assumed_lengths(mean: float) -> list[float]:
     logarithm = statistics.NormalDist(-(SPREAD**2) / 2, SPREAD)
     shares = [(number + 0.5) / 200 for number in range(200)]
     return [mean * math.exp(logarithm.inv_cdf(share)) for share in shares]
-
-
-def behind_data(run: Run) -> list[Run]:
-    """Return the data runs that a training's rows come from."""
-    return order_runs(parent_runs({"data": run.parents["data"]}))

@@ -196,8 +196,8 @@ def mergekit_version(python: str | None) -> str:
         )
     except (OSError, subprocess.CalledProcessError) as error:
         raise PipelineError(
-            f"merge=mergekit needs mergekit, which {executable} does not have ({error}). Run pip"
-            " install 'cross-lingual-merging[mergekit]', or set merge.mergekit_python=PATH of a"
-            " Python with mergekit."
+            f"merge=mergekit needs mergekit, which {executable} does not have. Run pip install"
+            " 'cross-lingual-merging[mergekit]', or set merge.mergekit_python=PATH of a Python with"
+            " mergekit."
         ) from error
     return process.stdout.strip()

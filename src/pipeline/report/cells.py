@@ -8,7 +8,6 @@ from typing import Any
 
 from pipeline.benchmarks import primary_metric
 from pipeline.benchmarks.harness import NO_SHARES
-from pipeline.config.stages import TrainStage
 from pipeline.evaluate.records import ScoreRow
 from pipeline.papers import published as papers
 from pipeline.report.expression import ScoreLine, is_plain_mean, lines_of
@@ -16,7 +15,6 @@ from pipeline.report.frame import NoScore
 from pipeline.report.load.contents import CellResult, CellScore
 from pipeline.report.metrics import stored_metric, tasks_of
 from pipeline.report.stored import VALIDATIONS, StoredAnswers, page_text
-from pipeline.runs.run import Run, parent_runs
 from pipeline.tables.plan import Candidate, Cell, Choice, ScoreRef, difference_of
 from pipeline.tables.planned_runs import Planning
 
@@ -30,7 +28,6 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
     if len(tasks) == 1:
         task = "".join(map(str, tasks - {None}))
     shown = [line for line in lines if is_shown(table, line)]
-    role = model_role(table, shown[0].score) if shown else ""
     digits = 1
     if cell.fact in VALIDATIONS or (cell.metric or primary_metric(task)[0]) in NO_SHARES:
         digits = 3
@@ -49,7 +46,6 @@ def describe_cell(stored: StoredAnswers, cell: Cell) -> CellResult:
         runs=runs_behind(table, lines),
         task=task,
         pair=cell.pair,
-        role=role,
     )
 
 
@@ -131,31 +127,6 @@ def is_shown(table: Planning, line: ScoreLine) -> bool:
     if line.candidate == ():
         return True
     return line.candidate == table.chosen_candidate(str(line.item.choice))
-
-
-def model_role(table: Planning, score: ScoreRef | None) -> str:
-    """Return the role of a scored model, base, expert or merge, or "" if it is unknown.
-
-    A training on several sets counts as a merge, an external checkpoint as an expert.
-    """
-    if not score:
-        return ""
-    model = table.model_of(score)
-    if model is None:
-        return ""
-    spec = table.plan.specs[model]
-    if spec.kind == "checkpoint":
-        return "expert"
-    if spec.kind != "stage":
-        return spec.kind
-    training: Any = table.models.get(spec.key)
-    while isinstance(training, Run) and not isinstance(training.config, TrainStage):
-        # a selection or a reset starts from this training
-        training = next(iter(parent_runs(training.parents)), None)
-    is_joint = isinstance(training, Run) and training.config.sft.method in ("mixed", "simultaneous")
-    if is_joint or spec.words.get("stage") == "merge":
-        return "merge"
-    return "expert"
 
 
 def choices_of(table: Planning) -> dict[str, Any]:

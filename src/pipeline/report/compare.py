@@ -85,7 +85,7 @@ def headline_sentences(lines: Sequence[Line], primary: Sequence[str] = ()) -> li
         primary: Left, right and place of the primary comparison.
     """
     if not lines and not primary:
-        return ["No scores are compared. Name the pairs in the table: compare: {LEFT: [RIGHT]}."]
+        return ["No scores are compared. Name rows or columns in compare: {LEFT: [RIGHT]}."]
     tested = [line for line in lines if line["p_holm"] is not None]
     first = [line for line in tested if line["primary"]]
     others = [line for line in tested if not line["primary"]]

@@ -57,8 +57,10 @@ class Resolver:
         if reference in self.references:
             return self.references[reference]
         folder = Path(reference)
-        if folder.is_dir() and read_manifest(folder) is None:
-            return None
+        if folder.is_dir():
+            if read_manifest(folder) is None:
+                return None
+            reference = str(folder.absolute())  # a name would be looked up in runs_dir
         if ("/" in reference or reference.startswith(".")) and not folder.is_dir():
             raise PipelineError(
                 f"data_root={reference} is not a folder. Name a folder with files like"

@@ -34,7 +34,10 @@ def add_controls(table: Table) -> Table:
         if roles:
             controlled[name] = roles
     if not controlled:
-        raise table.refuse("controls", f"no merge uses {', '.join(experts)}. Leave controls out.")
+        raise table.refuse(
+            "controls",
+            f"no merge has {', '.join(experts)} as its language expert. Leave controls out.",
+        )
     runs = dict(table.runs)
     for name, roles in controlled.items():
         run, control = table.runs[name], name + SUFFIX

@@ -15,7 +15,6 @@ from pipeline.papers import published as papers
 from pipeline.tables.controls import add_controls
 from pipeline.tables.place import Entry, Place, Reduction, scoring_words
 from pipeline.tables.plan import (
-    ROWS_CHANGED,
     Candidate,
     Cell,
     Choice,
@@ -77,6 +76,10 @@ class Expansion:
                 self.add_cell(slot)
         plan.scores = list(self.scores)
         self.refuse_unknown("compare", itertools.chain.from_iterable(table.compare))
+        for pair in table.compare:
+            two = set(pair)
+            if len(two) < 2 or not (two <= {*plan.rows} or two <= {*plan.columns}):
+                raise table.refuse("compare", f"{list(pair)} are not two rows or two columns")
         plan.compare = table.compare
         for entry in (*rows, *columns):
             if entry.side.control_of:
@@ -175,11 +178,6 @@ class Expansion:
                     difference = difference_of(score, metric)
                     if difference:
                         self.scores[difference[1]] = None
-        if str(fact).startswith("rows_changed") and not ROWS_CHANGED.fullmatch(str(fact)):
-            raise slot.refuse(
-                f"fact {fact}: rows_changed needs attention, feed_forward or all, and layers. Write"
-                " it as rows_changed.attention.0-1,30-31."
-            )
         published = self.published_number(slot)
         cells[slot.key] = Cell(*slot.key, items, reduction.steps, metric, pair, fact, published)
 

@@ -66,8 +66,8 @@ def draw_of_size(
         draws = possible
     if type(draws) is not int or not 1 <= draws <= possible:
         raise refuse(
-            f"draws={draws}: {len(pool)} members have {possible} subsets of size {size}. Give fewer"
-            " draws."
+            f"draws={draws}: {len(pool)} members have {possible:,} subsets of size {size}. Give 1"
+            f" to {possible:,} draws."
         )
     generator = random.Random(f"{draw.get('seed', 0)} {size}")
     if possible <= FEW:

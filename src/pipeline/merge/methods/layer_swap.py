@@ -254,10 +254,6 @@ def outer_layers(bottom: int, top: int, layers: int, without: tuple[int, int] = 
     return " and ".join(named)
 
 
-def _roles_of(config: LayerSwap, side: str) -> list[str]:
-    return [role for role in config.references() if role.partition(".")[0] == side]
-
-
 def layer_swap_weights(
     config: LayerSwap,
     sites: Mapping[str, Site],
@@ -283,7 +279,9 @@ def layer_swap_weights(
     """
     layers = num_layers(sites)
     config.refuse(partition, layers)
-    roles = {side: _roles_of(config, side) for side in SIDES}
+    roles: dict[str, list[str]] = {side: [] for side in SIDES}
+    for role in config.references():
+        roles[role.partition(".")[0]].append(role)
     shares = {
         "math": {"math": 1.0},
         "language": {"language": 1.0},

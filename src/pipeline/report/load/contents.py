@@ -72,7 +72,6 @@ class CellResult:
         scores: The evaluations behind it.
         task: The task of these scores; "" if the number is a fact that runs recorded.
         pair: The pair of languages; None for both directions.
-        role: The role of the scored model: base, expert or merge.
         best: True if it is the best of its place, and significantly better than each model that it
             is compared with.
         marks: The signs of the baselines that it significantly exceeds.
@@ -93,7 +92,6 @@ class CellResult:
     scores: Sequence[CellScore] = ()
     task: str = ""
     pair: str | None = None
-    role: str = ""
     best: bool = False
     marks: str = ""
 

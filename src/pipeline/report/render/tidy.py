@@ -17,7 +17,7 @@ from pipeline.report.render.sheets import comma_separated
 from pipeline.tables.schema import TRAININGS
 
 COLUMNS = (
-    "table run row column role seed task language pair subject metric filter num_fewshot split"
+    "table run row column seed task language pair subject metric filter num_fewshot split"
     " dtype value stderr low high n reason model knobs weights_root device threads torch"
     " transformers lm_eval attempt started seconds stale"
 ).split()
@@ -58,10 +58,10 @@ def tidy_rows(results: Results) -> str:
 
 
 def places_of_runs(results: Results) -> dict[str, dict[str, list[Any]]]:
-    """Return run -> the rows, columns, roles and seeds of the cells that show it."""
+    """Return run -> the rows, columns and seeds of the cells that show it."""
     places: dict[str, dict[str, list[Any]]] = {}
     for cell in results.cells:
-        of_cell = {"row": cell.row, "column": f"{cell.row} | {cell.column}", "role": cell.role}
+        of_cell = {"row": cell.row, "column": f"{cell.row} | {cell.column}"}
         for score in cell.scores:
             of_run = places.setdefault(score.run, {})
             for name, value in of_cell.items():
