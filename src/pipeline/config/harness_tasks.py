@@ -336,19 +336,13 @@ def task_of_option(option: str) -> str:
 def named_task(name: str) -> Tree | None:
     """Return the task and the number of exemplars of arc_easy or arc_easy_5shot.
 
-    Returns None if the harness has no such task.
+    Without a number in the name, it is the number in the task file, for a group that of its first
+    task. Returns None if the harness has no such task.
     """
     if name in harness_index():
-        return {"task": name, "num_fewshot": stock_shots(name)}
+        body = file_of(members(name)[0]).body
+        return {"task": name, "num_fewshot": int(body.get("num_fewshot") or 0)}
     task, shots = split_shots(name)
     if task in harness_index():
         return {"task": task, "num_fewshot": shots}
     return None
-
-
-def stock_shots(name: str) -> int:
-    """Return the number of exemplars that the file of a task sets, or 0.
-
-    For a group it is the number of its first task.
-    """
-    return int(file_of(members(name)[0]).body.get("num_fewshot") or 0)

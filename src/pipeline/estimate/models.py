@@ -12,7 +12,6 @@ from pipeline.errors import PipelineError
 from pipeline.models.shape import SHAPES, Shape, shape_in, shape_of
 from pipeline.runs.run import External, Parent, Run, Snapshot
 
-TOKENIZER = "tokenizer.json"
 Training = Run[TrainStage]
 Evaluation = Run[EvalStage]
 
@@ -77,17 +76,23 @@ def by_hub(hub: str) -> str:
     return by_path.get(f"hub:{repository}", "")
 
 
-def nearest_folder(run: Parent, is_wanted: Callable[[Path], bool]) -> Path | None:
-    """Return the first wanted folder, from a run back to its base, or None."""
-    if is_wanted(run.folder):
-        return run.folder
-    folders = (nearest_folder(parent, is_wanted) for parent in models_of(run))
-    return next(filter(None, folders), None)
+def nearest_folder(
+    run: Parent, is_wanted: Callable[[Path], bool], known: dict[str, Path | None]
+) -> Path | None:
+    """Return the first wanted folder, from a run back to its base, or None.
+
+    `known` keeps the folder of each run, because the runs of a table share their bases.
+    """
+    if run.hash not in known:
+        folder = run.folder if is_wanted(run.folder) else None
+        for parent in models_of(run):
+            folder = folder or nearest_folder(parent, is_wanted, known)
+        known[run.hash] = folder
+    return known[run.hash]
 
 
 def tokenizer_of(run: Parent) -> Path | None:
     """Return the tokenizer.json of the model that a run trains or scores, if it is on this disk."""
-    folder = nearest_folder(run, lambda folder: (folder / TOKENIZER).is_file())
-    if folder:
-        return folder / TOKENIZER
-    return None
+    name = "tokenizer.json"
+    folder = nearest_folder(run, lambda folder: (folder / name).is_file(), {})
+    return folder / name if folder else None

@@ -137,6 +137,7 @@ def evaluation_problems(
     """
     causes: dict[str, list[str]] = {}
     found: dict[str, str | None] = {}
+    models: dict[str, Path | None] = {}
     unfinished = []
     for run in runs:
         if run.hash in reasons and isinstance(run.config, EvalStage):
@@ -144,7 +145,7 @@ def evaluation_problems(
     for run in [*unfinished, *filter(why_not_finished, waiting)]:
         if not is_bundle(run):
             try:
-                check_evaluation(run, found)
+                check_evaluation(run, found, models)
             except PipelineError as error:
                 causes.setdefault(str(error), []).append(run.name)
     problems = training_problems(runs, reasons)
@@ -156,13 +157,16 @@ def evaluation_problems(
     return problems
 
 
-def check_evaluation(run: Run[EvalStage], problems: dict[str, str | None]) -> None:
+def check_evaluation(
+    run: Run[EvalStage], problems: dict[str, str | None], models: dict[str, Path | None]
+) -> None:
     """Run the checks of stage=eval that need no loaded model.
 
-    `problems` has the problem of each earlier check, or None.
+    `problems` has the problem of each earlier check, or None. `models` has the folders that were
+    found.
     """
     # Training keeps the base's tokenizer, positions and chat template
-    model = nearest_folder(run, is_whole_model)
+    model = nearest_folder(run, is_whole_model, models)
     if model is not None:
         key = f"{model} {run.config.eval.chat_template}"
         check_once(key, problems, partial(refuse_model, model))

@@ -14,7 +14,7 @@ from pipeline.models.checkpoint import is_adapter, read_json
 from pipeline.models.files import ADAPTER_CONFIG
 from pipeline.runs.find import find_run, from_folder
 from pipeline.runs.folders import folder_of
-from pipeline.runs.manifest import MANIFEST, Ancestor, home_of, read_manifest
+from pipeline.runs.manifest import Ancestor, home_of, read_manifest
 from pipeline.runs.run import External, Parent, Run, without_step
 from pipeline.runs.unchanged import content_digest
 
@@ -187,14 +187,6 @@ def named_base(folder: Path) -> tuple[Path, str | None]:
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
     return read_json(folder / ADAPTER_CONFIG)
-
-
-def is_adapter_of_elsewhere(folder: Path) -> bool:
-    """Return True if a folder is an adapter that is no run.
-
-    A study merges and scores it on the study's base.
-    """
-    return is_adapter(folder) and not (folder / MANIFEST).is_file()
 
 
 def another_base(adapter: Path, base: str) -> str:

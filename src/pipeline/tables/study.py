@@ -37,7 +37,8 @@ from pipeline.config import conf
 from pipeline.config.defaults import option_of
 from pipeline.data.sources import are_columns
 from pipeline.errors import Mistakes, close_matches, suggest
-from pipeline.runs.lineage import is_adapter_of_elsewhere
+from pipeline.models.checkpoint import is_adapter
+from pipeline.runs.manifest import MANIFEST
 from pipeline.tables.study_benchmarks import (
     Benchmark,
     benchmarks_of,
@@ -109,8 +110,8 @@ def expand_study(study: Words, file: str) -> Words:
         mistakes.report()  # a wrong expert would cause mistakes of its merges
     merges, pair_of = merges_of(study, file, experts, sides, mistakes)
     for settings in experts.values():
-        checkpoint = settings.get("checkpoint")
-        if base and checkpoint and is_adapter_of_elsewhere(Path(str(checkpoint))):
+        folder = Path(str(settings.get("checkpoint")))
+        if base and is_adapter(folder) and not (folder / MANIFEST).is_file():  # of no run
             settings["eval.base"] = "base"
     taken = {"base", *experts}.intersection(merges) or {"base"}.intersection(experts)
     if taken:

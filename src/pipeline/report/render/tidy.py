@@ -51,7 +51,10 @@ def tidy_rows(results: Results) -> str:
         about_run["split"] = run.config.get("eval.split", "test")
         about_run["dtype"] = evaluation.settings.get("dtype")
         about_run["knobs"] = joined(knobs)
-        for row in sorted(evaluation.rows, key=sort_key):
+        for row in sorted(
+            evaluation.rows,
+            key=lambda row: (row.task, row.where, row.subject or "", row.metric, row.filter),
+        ):
             line = about_run | in_percent(row)
             lines.append([line.get(column) for column in COLUMNS])
     return comma_separated([list(COLUMNS), *lines])
@@ -99,7 +102,3 @@ def in_percent(row: ScoreRow) -> dict[str, Any]:
             number = float(f"{percent_factor(row.metric) * number:.10g}")
         line[key] = number
     return line
-
-
-def sort_key(score: ScoreRow) -> tuple[str, ...]:
-    return score.task, score.where, score.subject or "", score.metric, score.filter
