@@ -347,7 +347,7 @@ def test_the_data_root_of_the_table_is_remembered(home: Path, call: Call) -> Non
 
 
 def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None:
-    """One row a run, task, language and metric; knobs, roles and intervals beside.
+    """One row a run, task, language and metric; knobs and intervals beside.
 
     The frames join.
     """
@@ -364,15 +364,14 @@ def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None
     ).all()
     joined = answers.groupby(["run", "task", "language"]).correct.mean().mul(100).round(6)
     assert joined.to_dict() == mine.set_index(["run", "task", "language"]).value.round(6).to_dict()
-    assert {"base", "expert", "merge"} <= set(mine.role.dropna())
     swap = mine[mine.row.fillna("").str.startswith("swap")]
     chosen = json.loads((folder / "choices.json").read_text())
     (choice,) = chosen.values()
     assert set(swap.row) == {"swap"} and choice["chosen"]["counts"] in ("1+0", "3+1")
-    assert set(swap.seed) == {0, 1} and mine[mine.role == "base"].seed.isna().all()
+    assert set(swap.seed) == {0, 1} and mine[mine.row == "base"].seed.isna().all()
     assert set(swap.column) == {"swap | math", "swap | low"}
     assert swap.knobs.str.contains("merge.bottom_layers=").all() and (mine.threads == 2).all()
-    assert (mine.weights_root.notna() | (mine.role == "merge") | mine.role.isna()).all()
+    assert (mine.weights_root.notna() | mine.model.str.startswith("layer_swap") | mine.row.isna()).all()
     assert (
         not scores.astype(str)
         .apply(lambda column: column.str.startswith(("=", "+", "@")))
