@@ -371,7 +371,9 @@ def test_results_are_tidy_and_open_in_a_notebook(home: Path, call: Call) -> None
     assert set(swap.seed) == {0, 1} and mine[mine.row == "base"].seed.isna().all()
     assert set(swap.column) == {"swap | math", "swap | low"}
     assert swap.knobs.str.contains("merge.bottom_layers=").all() and (mine.threads == 2).all()
-    assert (mine.weights_root.notna() | mine.model.str.startswith("layer_swap") | mine.row.isna()).all()
+    assert (
+        mine.weights_root.notna() | mine.model.str.startswith("layer_swap") | mine.row.isna()
+    ).all()
     assert (
         not scores.astype(str)
         .apply(lambda column: column.str.startswith(("=", "+", "@")))
