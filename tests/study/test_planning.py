@@ -182,7 +182,7 @@ def test_the_best_of_a_perplexity_is_the_least(tmp_path: Path, monkeypatch: Patc
     monkeypatch.setattr(found, "primary_number", numbers.__getitem__)
     assert found.chosen_candidate(choice.key) == ("2+0",)
 
-    def number(_: Any, score: Any) -> np.ndarray:
+    def number(score: Any) -> np.ndarray:
         return np.array([numbers[score]])
 
     assert evaluate(found.plan, found.plan.cells["swap", "all"], number, number) == 4.2

@@ -296,7 +296,7 @@ def test_the_number_of_a_cell() -> None:
         " {max: [l], mean: [m], min: [language]}\n"
     )
 
-    def made_up(_: object, score: ScoreRef) -> np.ndarray:
+    def made_up(score: ScoreRef) -> np.ndarray:
         if score.model in made.chosen:
             return np.array([1000.0])
         at = made.specs[score.model].at

@@ -287,7 +287,7 @@ def test_a_sides_value_is_the_cells(table):
     there = plan_of(table)
     made = Made(there, {"swap any": 0.5}, experts=0.2)
 
-    def of(_: Any, score: ScoreRef) -> np.ndarray:
+    def of(score: ScoreRef) -> np.ndarray:
         return np.array(
             [np.mean(list(made.scores_by_question(score, "exact_match", None).values()))]
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # a score (or the spec that recorded a fact), and the pair of languages that a cell shows
 Key = tuple[Any, str | None]
-Values = Callable[[Cell, Any], "np.ndarray"]  # (the cell of a line, its score) -> its row
+Values = Callable[[Any], "np.ndarray"]  # the score of a line -> its row
 Axes = tuple[tuple[str, Any], ...]  # the values of some axes
 Part = tuple[Mapping[str, Any], "np.ndarray"]  # a row at values of axes
 
@@ -123,10 +123,10 @@ class Evaluation:
     show: Values
     keep: Sequence[str]
     columns: int = 0
-    winners: dict[tuple[str, str, str], Any] = field(default_factory=dict)
+    winners: dict[str, Any] = field(default_factory=dict)
 
     def of(self, cell: Cell) -> np.ndarray:
-        parts: list[Part] = [(item.at, self.of_item(cell, item)) for item in cell.items]
+        parts: list[Part] = [(item.at, self.of_item(item)) for item in cell.items]
         for how, axes in cell.reduce:
             groups: dict[Axes, list[np.ndarray]] = {}
             for at, row in parts:
@@ -140,39 +140,38 @@ class Evaluation:
                 parts.append((dict(group), reduce_rows(how, rows, self.columns)))
         return by_level(parts, self.keep)
 
-    def of_item(self, cell: Cell, item: Item) -> np.ndarray:
+    def of_item(self, item: Item) -> np.ndarray:
         """Return the mean over the readings of an item, each for the chosen candidate."""
         if item.model is not None:
-            return self.row(cell, item.model)
+            return self.row(item.model)
         readings = []
         for reading in item.readings:
             if item.choice is None or () in reading:
                 (score,) = reading.values()
-                readings.append(self.row(cell, score))
+                readings.append(self.row(score))
                 continue
             candidates = self.plan.choices[item.choice].candidates
-            rows = [self.row(cell, reading[candidate]) for candidate in candidates]
-            readings.append(picked(rows, self.winner(cell, item.choice), self.columns))
+            rows = [self.row(reading[candidate]) for candidate in candidates]
+            readings.append(picked(rows, self.winner(item.choice), self.columns))
         return average(readings)
 
-    def row(self, cell: Cell, score: Any) -> np.ndarray:
+    def row(self, score: Any) -> np.ndarray:
         import numpy as np
 
-        choosing = self.choose(cell, score)
+        choosing = self.choose(score)
         self.columns = len(choosing)
-        return np.concatenate([choosing, self.show(cell, score)])
+        return np.concatenate([choosing, self.show(score)])
 
-    def winner(self, cell: Cell, name: str) -> Any:
+    def winner(self, name: str) -> Any:
         """Return the number of the best candidate of a choice, in each column."""
-        key = cell.row, cell.column, name
-        if key not in self.winners:
+        if name not in self.winners:
             choice = self.plan.choices[name]
             means = []
             for scores in choice.candidates.values():
-                rows = [self.choose(cell, score) for score in scores]
+                rows = [self.choose(score) for score in scores]
                 means.append(choice.sign * average(rows))
-            self.winners[key] = largest(means)
-        return self.winners[key]
+            self.winners[name] = largest(means)
+        return self.winners[name]
 
 
 def reduce_rows(how: str, rows: Sequence[np.ndarray], columns: int) -> np.ndarray:

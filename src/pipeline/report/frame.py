@@ -83,8 +83,8 @@ class Frame:
     ) -> np.ndarray:
         """Return a cell computed from the rows `show`, with choices made on the rows `choose`."""
 
-        def row_in(table: np.ndarray, leaf: Cell, score: Any) -> np.ndarray:
-            row: np.ndarray = table[self.rows[score, leaf.pair]]
+        def row_in(table: np.ndarray, score: Any) -> np.ndarray:
+            row: np.ndarray = table[self.rows[score, cell.pair]]
             return row
 
         return evaluate(self.plan, cell, partial(row_in, choose), partial(row_in, show), keep)

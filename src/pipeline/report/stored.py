@@ -98,11 +98,11 @@ class StoredAnswers:
         plan = self.table.plan
         shown = {line.score for line in lines_of([cell])}
 
-        def number(leaf: Cell, score: Any) -> np.ndarray:
-            if isinstance(score, str) or (leaf.fact and score in shown):
-                return np.array([self.fact(leaf, score)])
+        def number(score: Any) -> np.ndarray:
+            if isinstance(score, str) or (cell.fact and score in shown):
+                return np.array([self.fact(cell, score)])
             if score in shown:
-                return np.array([self.number(score, leaf.metric, leaf.pair)])
+                return np.array([self.number(score, cell.metric, cell.pair)])
             return np.array([self.number(score)])  # the choice's own metric
 
         return evaluate(plan, cell, number, number, keep)[..., 0]
