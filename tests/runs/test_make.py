@@ -7,6 +7,7 @@ import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,14 @@ def test_a_finished_run_is_not_made_again(tmp_path: Path) -> None:
         ENVIRONMENT
     )  # others may hold secrets
     assert list((tmp_path / ".work").iterdir()) == []
+
+
+def test_a_worker_that_finds_a_run_finished_does_not_begin_it(tmp_path: Path) -> None:
+    """Each of the idle workers may look at it before its worker has told the session."""
+    begun: list[int] = []
+    for number in range(4):
+        make_once(a_run(tmp_path), writes(), begin=partial(begun.append, number))
+    assert begun == [0]
 
 
 def test_what_one_left_that_was_killed_after_publishing_goes_with_the_next_command(

@@ -115,7 +115,7 @@ def make_run(
 ) -> Path:
     """Compute a run unless it is finished, and return its folder.
 
-    `begin` is called after the lease is acquired, as in make_once.
+    `begin` is called before the run is computed, as in make_once.
     """
     of_training = isinstance(run.config, TrainStage)
     if of_training:

@@ -279,10 +279,12 @@ class Local:
         session, waiting = self.session, []
         for task in self.waiting:
             key = task.hash
-            if key in self.started and key not in session.begun:  # its worker was stopped
+            # another command may have computed a run that is done
+            has_begun = key in session.begun or key in session.done
+            if key in self.started and not has_begun:  # its worker was stopped
                 del self.started[key]
                 self.begun -= 1
-            if key in session.begun and key not in self.started:
+            if has_begun and key not in self.started:
                 self.started[key] = time.monotonic()
                 self.begun += 1
                 say(f"{self.head()} {task.name} ({task.stage}), {self.time_left()} left in all")

@@ -176,7 +176,7 @@ def work(
     Args:
         session: the tasks and their states.
         compute: computes the run of a task, or raises an error with the reason. It calls its second
-            argument when it has the lease.
+            argument before it computes.
         fits: returns True for tasks that this worker may compute.
         stay: whether to wait for new tasks until a signal arrives.
         tell: called in each round, to print what has changed.

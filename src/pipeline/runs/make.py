@@ -100,7 +100,8 @@ def make_once(
         stage: Works in the run's work folder and returns the manifest's facts.
         bytes_needed: Returns purpose -> bytes that the run will write.
         predicted_seconds: The predicted seconds, for the manifest.
-        begin: Called after the lease is taken; the process then does not wait for the lease.
+        begin: Called if the run is computed, after the lease is taken. The process then does not
+            wait for the lease.
 
     Raises:
         Held: If another process computes it, and this process is in an allocation, where it does
@@ -109,8 +110,6 @@ def make_once(
     with hold_lease(run.workplace, run.name, begin is None) as lease:
         run.lease = lease.of.id
         try:
-            if begin is not None:
-                begin()
             if (latest_work_folder(run.workplace) / MANIFEST).is_file():
                 lease.take_over()
                 publish_run(lease, run.folder)  # killed between its manifest and its rename
@@ -118,6 +117,8 @@ def make_once(
                 check_unchanged(run.folder)
                 state.remove_state(run.workplace)
                 return run.folder
+            if begin is not None:
+                begin()
             if run.folder.exists() and getattr(read_manifest(run.folder), "hash", None) != run.hash:
                 raise PipelineError(
                     f"{run.folder} has no {MANIFEST} of this run, so another made it. Move it away,"
