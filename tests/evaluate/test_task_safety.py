@@ -163,8 +163,12 @@ def test_values_of_another_type_are_named(keys: dict[str, Any], why: str) -> Non
 def test_a_group_that_names_itself_is_refused() -> None:
     own_task()
     Path("tasks/group.yaml").write_text("group: loop\ntask: [loop]\n")
-    with pytest.raises(PipelineError, match="The group loop has an unknown task loop"):
+    for name, part in (("one", "other"), ("other", "one")):
+        Path(f"tasks/{name}.yaml").write_text(f"group: {name}\ntask: [{part}]\n")
+    with pytest.raises(PipelineError, match="The group loop is a part of itself"):
         load("loop")
+    with pytest.raises(PipelineError, match="The group (one|other) is a part of itself"):
+        load("one")
 
 
 def test_consent_to_python_is_no_consent_to_templates() -> None:

@@ -187,12 +187,15 @@ def members(name: str) -> tuple[str, ...]:
     Groups and tags within the group are expanded.
 
     Raises:
-        PipelineError: a group redefines its tasks, or has no task or an unknown one.
+        PipelineError: a group redefines its tasks, or has no task, an unknown one or itself.
     """
     if not is_group(name):
         return (name,)
     listed = file_of(name).body.get("task") or []
-    parts = dict.fromkeys(tasks_within(name, listed, harness_index()[name].parent))
+    try:
+        parts = dict.fromkeys(tasks_within(name, listed, harness_index()[name].parent))
+    except RecursionError:
+        raise PipelineError(f"The group {name} is a part of itself. Take it out.") from None
     if not parts:
         raise PipelineError(f"The group {name} has no tasks. Leave it out.")
     return tuple(parts)
@@ -220,7 +223,7 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
             )
         if is_inside:
             members_inside = tuple(tasks_within(group, entry.get("task") or [], folder))
-        elif part in harness and part != group:
+        elif part in harness:
             members_inside = members(part)
         else:
             members_inside = tuple(tagged(part, folder))

@@ -80,7 +80,7 @@ def merge_inherited(text: str, file: str, find: Find, above: tuple[str, ...]) ->
             continue
         if name in above:
             raise table_error(file, "", f"defaults: {name} starts from itself")
-        merge_words(merged, merge_inherited(*find(name), find, (*above, name)), file)
+        merge_words(merged, merge_inherited(*find(str(name)), find, (*above, name)), file)
     for key in OWN:
         merged.pop(key, None)
     merge_words(merged, settings, file)
