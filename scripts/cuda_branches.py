@@ -65,10 +65,10 @@ STAND_INS = {
         DECODE + "test_shapes_rounded_up_change_no_answer", "clone()"
     ),
     "evaluate/steps.py::columns_for": StandIn(
-        DECODE + "test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits", "COLUMNS"
+        DECODE + "test_shapes_rounded_up_change_no_answer", "COLUMNS"
     ),
     "evaluate/steps.py::rows_for": StandIn(
-        DECODE + "test_a_slot_is_refilled_at_once_and_dropped_when_no_prompt_waits", "bit_length"
+        DECODE + "test_shapes_rounded_up_change_no_answer", "bit_length"
     ),
     "evaluate/stage.py::make": StandIn(
         "tests/test_knobs.py::test_evaluation", "torch.cuda.is_available()"

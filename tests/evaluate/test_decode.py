@@ -163,13 +163,12 @@ def test_shapes_rounded_up_change_no_answer(
     ]
     how = {"sampling": Sampling(1.0, 0.9, list(map(str, range(11))))} if drawn else {}
     plain, rounded = [], []
+    cuda, rows_for, columns_for = torch.device("cuda"), steps.rows_for, steps.columns_for
     for found in (plain, rounded):
         for prefix in prefixes:
             found.append(run(model, prefix, rests, slots=5, room=60, end=3, **how)[0])
-        monkeypatch.setattr(
-            decode, "rows_for", lambda device, count: 1 << max(count - 1, 0).bit_length()
-        )
-        monkeypatch.setattr(decode, "columns_for", lambda device, count: -(-count // 128) * 128)
+        monkeypatch.setattr(decode, "rows_for", lambda device, count: rows_for(cuda, count))
+        monkeypatch.setattr(decode, "columns_for", lambda device, count: columns_for(cuda, count))
         monkeypatch.setattr(steps, "columns_for", decode.columns_for)
         how |= {"ahead": 1}
     assert rounded == plain
