@@ -34,6 +34,7 @@ from pipeline.config.harness_tasks import (
     include,
     is_group,
     members,
+    shipped,
 )
 from pipeline.data.rows import read_jsonl
 from pipeline.errors import PipelineError
@@ -395,6 +396,40 @@ def test_members_of_a_group_are_those_of_the_harness(
                 yield from sorted(entry.tags) if entry.kind is Kind.TAG else [name]
 
     assert sorted(members(group)) == sorted(set(leaves(known[group].cfg["task"])))  # type: ignore[index]
+
+
+def test_files_that_define_the_same_task_are_read_as_by_the_harness(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one counts, and Jupyter's copies do not. The others are warned of."""
+    from lm_eval.tasks._index import TaskIndex
+
+    for place in (".ipynb_checkpoints/one", "b/one", "b-c/one", "B/two", "a/two"):
+        file = tmp_path / f"{place}.yaml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(yaml.safe_dump({"task": f"own_{file.stem}", **PLAIN}))
+    include(str(tmp_path))
+    known = TaskIndex().build([tmp_path])
+    for name in ("own_one", "own_two"):
+        assert harness_index()[name] == known[name].yaml_path
+    assert harness_index()["own_one"] == tmp_path / "b-c/one.yaml"
+    warnings = capsys.readouterr().err.splitlines()
+    assert warnings == [
+        f"warning: {tmp_path}/a/two.yaml is not read,"
+        f" because {tmp_path}/B/two.yaml defines own_two too",
+        f"warning: {tmp_path}/b/one.yaml is not read,"
+        f" because {tmp_path}/b-c/one.yaml defines own_one too",
+    ]
+
+
+def test_tasks_and_groups_are_those_of_the_harness() -> None:
+    from lm_eval.tasks._index import TaskIndex
+
+    folder = Path(lm_eval.tasks.__file__).parent
+    known = TaskIndex().build([folder])
+    assert len(shipped()) > 13_000
+    for name, file in shipped().items():
+        assert known[name].yaml_path == file, name
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from pipeline.config.task_yaml import (
     shipped_folder,
 )
 from pipeline.errors import PipelineError
+from pipeline.progress import warn
 
 WORD = r"[^\s\"'#]"
 # each part begins with what the part before cannot contain, so that a search takes linear time
@@ -67,20 +68,21 @@ def remembered(function: Function) -> Function:
 def index(folder: Path) -> Index:
     """Return the tasks and groups in the YAML files below a folder.
 
-    Python classes are not included. The harness' 14,000 files take a second.
+    Python classes are not included. The harness' 14,000 files take a second. Of files that define
+    the same name, the harness and this function read the first one.
     """
-    result = {}
-    for file in sorted(folder.rglob("*")):
-        if file.suffix != ".yaml" or not file.is_file():
+    result: Index = {}
+    for file in sorted(folder.rglob("*.yaml"), key=str):
+        if not file.is_file() or file.parent.name == ".ipynb_checkpoints":
             continue
         if file.stat().st_size > MOST_BYTES:
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
-        name = NAMED["group"].search(text)
-        if not name and "\nclass:" not in text:
-            name = NAMED["task"].search(text)
-        if name:
-            result[name[1]] = file
+        if "\nclass:" in text:
+            continue
+        name = NAMED["group"].search(text) or NAMED["task"].search(text)
+        if name and result.setdefault(name[1], file) != file:
+            warn(f"{file} is not read, because {result[name[1]]} defines {name[1]} too")
     return result
 
 
@@ -153,7 +155,7 @@ def files_of_task(name: str) -> tuple[Path, ...]:
     folder = included_folder(name)
     assert folder
     files: set[Path] = set()
-    for part in dict.fromkeys([name, *members(name)]):
+    for part in (name, *members(name)):
         task_file = file_of(part)
         for path, body in task_file.own:
             files.add(path)
@@ -208,10 +210,7 @@ def tasks_within(group: str, listed: str | list[Any], folder: Path) -> Iterator[
     """
     harness = harness_index()
     for item in [listed] if isinstance(listed, str) else listed:
-        if isinstance(item, str):
-            entry = {"task": item}
-        else:
-            entry = item
+        entry = {"task": item} if isinstance(item, str) else item
         part = entry.get("group") or entry.get("task") or "an entry without a name"
         is_inside = "group" in entry and part not in harness
         own_keys = entry.keys() - (OF_GROUPS if is_inside else OF_ENTRIES)
@@ -312,10 +311,10 @@ def split_shots(name: str) -> tuple[str, int | None]:
 
 def option_of_other_shots(name: str, options: list[str]) -> str | None:
     """Return the first option of eval= that differs from a name only in its exemplars."""
-    match = SHOTS.fullmatch(name)
-    if match is None:
+    task, shots = split_shots(name)
+    if shots is None:
         return None
-    of_task = re.compile(rf"{re.escape(match[1])}_\d+shot")
+    of_task = re.compile(rf"{re.escape(task)}_\d+shot")
     return next(filter(of_task.fullmatch, options), None)
 
 

@@ -174,9 +174,9 @@ def check_evaluation(
     for expert in experts_on_hub(run):  # before other experts are trained for the same merge
         check_once(str(expert), problems, partial(local_folder, expert, fetch=False))
     root = run.parents.get("data_root")
-    if root is not None and not root.folder.is_dir():
-        return
     place = root.folder if root else None
+    if place and not place.is_dir():
+        return
     inputs = f"{run.config.eval} {run.config.languages} {place} {'checkpoint' in run.parents}"
     check_once(inputs, problems, partial(check_data, run))
 

@@ -233,13 +233,14 @@ class StoredAnswers:
         answers = self.answers_in(score, pair or score.language)
         run = self.finished(score)
         benchmark = find_benchmark(run.config.eval.tasks[0].task)
-        of_harness = benchmark is not None and benchmark.of_harness
         scale = percent_factor(metric) / 100
         stored = {key: scale * value for key, value in answers.by_question(metric).items()}
         values_of_all = list(stored.values())
-        if of_harness and not is_mean_of(self.number(score, metric, pair) / 100, values_of_all):
-            # the task computes another function of them, such as a perplexity
-            raise NoScore(f"{metric} is of all answers together, not of each")
+        if benchmark and benchmark.of_harness:
+            shown = self.number(score, metric, pair)
+            if not is_mean_of(shown / 100, values_of_all):
+                # the task computes another function of them, such as a perplexity
+                raise NoScore(f"{metric} is of all answers together, not of each")
         if not all(map(math.isfinite, values_of_all)):
             raise NoScore(f"{run.name} has an answer whose {metric} is not a finite number")
         return stored
