@@ -422,6 +422,25 @@ def test_files_that_define_the_same_task_are_read_as_by_the_harness(
     ]
 
 
+@pytest.mark.parametrize("name", ["mgsm", "flores"])
+def test_an_own_task_with_the_name_of_a_benchmark_is_refused(
+    name: str, tmp_path: Path, tiny: Path
+) -> None:
+    own = write_own(tmp_path, name)
+    words = [
+        "stage=eval",
+        f"checkpoint={tiny}",
+        f"eval.tasks=[{name}]",
+        f"eval.include_path={own}",
+        f"data_root={tmp_path}",
+        f"runs_dir={tmp_path / 'runs'}",
+    ]
+    with pytest.raises(
+        PipelineError, match=f"{name} of .* has the name of a benchmark. Rename the task"
+    ):
+        build(compose(words))
+
+
 def test_tasks_and_groups_are_those_of_the_harness() -> None:
     from lm_eval.tasks._index import TaskIndex
 

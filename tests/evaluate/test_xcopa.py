@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline import benchmarks
 from pipeline.__main__ import main
-from pipeline.benchmarks import BENCHMARKS
+from pipeline.benchmarks import BENCHMARKS, BY_TASK
 from pipeline.config.data import Data, Expert, Source
 from pipeline.config.stages import DataStage
 from pipeline.data.stage import make_training_set
@@ -27,6 +27,7 @@ QUESTIONS = 12
 @pytest.fixture(autouse=True)
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BENCHMARKS, "xcopa", xcopa.BENCHMARK)
+    monkeypatch.setitem(BY_TASK, "xcopa", xcopa.BENCHMARK)
 
 
 @pytest.fixture

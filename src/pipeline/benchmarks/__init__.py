@@ -24,14 +24,12 @@ _RECORDS = [
 ]
 _RECORDS.sort(key=lambda record: record.name)
 BENCHMARKS: dict[str, Benchmark] = {record.name: record for record in _RECORDS}
+BY_TASK: dict[str, Benchmark] = {task: record for record in _RECORDS for task in record.tasks}
 
 
 def find_benchmark(task: str) -> Benchmark | None:
     """Return the benchmark of a task, or None for an unknown task."""
-    for benchmark in BENCHMARKS.values():
-        if task in benchmark.tasks:
-            return benchmark
-    return harness_benchmark(task)
+    return BY_TASK.get(task) or harness_benchmark(task)
 
 
 def benchmark_of(task: str) -> Benchmark:
@@ -43,11 +41,8 @@ def benchmark_of(task: str) -> Benchmark:
     benchmark = find_benchmark(task)
     if benchmark:
         return benchmark
-    known: list[str] = []
-    for item in BENCHMARKS.values():
-        known += item.tasks
-    near = close_matches(task, [*known, *harness_index()])
-    remedy = f"Give a task of the harness, or one such as {', '.join(known[:4])}."
+    near = close_matches(task, [*BY_TASK, *harness_index()])
+    remedy = f"Give a task of the harness, or one such as {', '.join([*BY_TASK][:4])}."
     if near:
         remedy = f"Did you mean {near[0]}?"
     raise PipelineError(f"The task {task!r} is unknown. {remedy}")
@@ -56,9 +51,7 @@ def benchmark_of(task: str) -> Benchmark:
 def kind_of(task: str) -> Kind | None:
     """Return the kind of a task's answers, or None for an unknown task."""
     benchmark = find_benchmark(task)
-    if benchmark:
-        return benchmark.kind
-    return None
+    return benchmark.kind if benchmark else None
 
 
 def lower_is_better(task: str) -> bool:
@@ -70,9 +63,7 @@ def lower_is_better(task: str) -> bool:
 def primary_metric(task: str) -> tuple[str, str]:
     """Return the metric and filter of a task's main number; empty for an unknown task."""
     benchmark = find_benchmark(task)
-    if benchmark:
-        return (benchmark.metric, benchmark.filter)
-    return ("", "")
+    return (benchmark.metric, benchmark.filter) if benchmark else ("", "")
 
 
 def measures_of(task: str) -> tuple[str, ...]:
@@ -109,10 +100,10 @@ def scored_files(data_root: Path) -> dict[str, list[Path]]:
     """
     files_of = {}
     for name, benchmark in BENCHMARKS.items():
+        files = benchmark.files(data_root)
         if benchmark.built_from:
-            own = map(data_root.joinpath, benchmark.compared)
-            files_of[name] = [path for path in own if path.is_file()]
-        else:
-            files = benchmark.files(data_root)
-            files_of[name] = [path for path in files if path.name != benchmark.exemplar_file]
+            files = [
+                data_root / file for file in benchmark.compared if (data_root / file).is_file()
+            ]
+        files_of[name] = [path for path in files if path.name != benchmark.exemplar_file]
     return files_of

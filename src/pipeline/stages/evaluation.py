@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.benchmarks import benchmark_of, kind_of, lower_is_better, primary_metric
-from pipeline.config.evaluation import Eval, settle_products
+from pipeline.benchmarks import BY_TASK, benchmark_of, kind_of, lower_is_better, primary_metric
+from pipeline.config.evaluation import Eval, EvalTask, settle_products
 from pipeline.config.harness_tasks import files_of_task, include, included_folder
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
@@ -29,7 +29,7 @@ from pipeline.stages.resolver import Draft, Resolver, label_of
 
 def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.eval.include_path is not None:
-        include(config.eval.include_path)
+        include_tasks(config.eval.include_path, config.eval.tasks)
     refuse_sampling(config.eval)
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
@@ -43,15 +43,14 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
         label = label_of(parents["checkpoint"])
     config = with_dtype(config, parents)
     config = replace(config, eval=settle_products(config.eval))
-    label, configs = f"eval-{config.eval.label}-{label}", scoring_runs(config)
-    in_table = bool(resolver.references)  # a table checks each evaluation when it runs
-    if len(configs) > 1 or not in_table:
+    label = f"eval-{config.eval.label}-{label}"
+    configs = scoring_runs(config)
+    # a table, which has references, checks each evaluation when it runs
+    if len(configs) > 1 or not resolver.references:
         check_tasks(config, resolver)
     if len(configs) > 1:
         references = models_by_reference(config, parents)
-        scored: dict[str, Parent] = {}
-        for role, scoring in configs.items():
-            scored[role] = resolver.run(scoring, references)
+        scored = {role: resolver.run(scoring, references) for role, scoring in configs.items()}
         return config, label, parents | scored
     config = next(iter(configs.values()), config)
     (code,) = config.languages
@@ -62,12 +61,11 @@ def build(config: EvalStage, resolver: Resolver) -> Draft:
 def question_parents(config: EvalStage, resolver: Resolver) -> dict[str, Parent]:
     """Return the parents of a scoring run besides its model: the files that it reads."""
     parents: dict[str, Parent] = {}
-    if config.data_root is None:
+    root = config.data_root
+    if root is None:
         parents = locked_benchmarks(config)
     else:
-        data_run = resolver.data_root(config.data_root)
-        folder = Path(config.data_root)
-        parents["data_root"] = data_run or question_files_parent(config, folder)
+        parents["data_root"] = resolver.data_root(root) or question_files_parent(config, Path(root))
     if config.eval.spm_model is not None:
         file = Path(config.eval.spm_model)
         if not file.is_file():
@@ -80,9 +78,18 @@ def question_parents(config: EvalStage, resolver: Resolver) -> dict[str, Parent]
     (task,) = config.eval.tasks
     task_folder = included_folder(task.task)
     if task_folder:
-        files = files_of_task(task.task)
-        parents["include_path"] = External.of_files(task_folder, files)
+        parents["include_path"] = External.of_files(task_folder, files_of_task(task.task))
     return parents
+
+
+def include_tasks(folder: str, tasks: Iterable[EvalTask]) -> None:
+    include(folder)
+    for task in tasks:
+        if task.task in BY_TASK and included_folder(task.task):
+            raise PipelineError(
+                f"{task.task} of eval.include_path={folder} has the name of a benchmark. Rename"
+                " the task."
+            )
 
 
 def with_base(config: EvalStage, resolver: Resolver) -> EvalStage:

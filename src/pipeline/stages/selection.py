@@ -190,7 +190,7 @@ def build_evaluation(config: SelectStage, model: Parent, resolver: Resolver) -> 
     select = config.select
     assert select.eval is not None
     measures = [*(select.primary or []), *(select.guards or [])]
-    languages = [*config.languages, *filter(None, [measure.language for measure in measures])]
+    measured = [measure.language for measure in measures if measure.language]
     stage = EvalStage(
         stage="eval",
         runs_dir=config.runs_dir,
@@ -201,7 +201,7 @@ def build_evaluation(config: SelectStage, model: Parent, resolver: Resolver) -> 
         deterministic=config.deterministic,
         checkpoint=model.name,
         eval=select.eval,
-        languages=list(dict.fromkeys(languages)),
+        languages=list(dict.fromkeys([*config.languages, *measured])),
         data_root=config.data_root,
     )
     return resolver.run(stage, {model.name: model})
