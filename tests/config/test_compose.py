@@ -331,6 +331,13 @@ REFUSED = {
     "stage=eval checkpoint=x eval=xcopa": (
         "eval=xcopa was removed in 0.2.0: name the task of each language"
     ),
+    "stage=eval checkpoint=x eval=xcopa_0shot": "eval=xcopa was removed in 0.2.0: name the task",
+    "stage=eval checkpoint=x eval=afrimgsm_2shot": "eval=afrimgsm was removed in 0.2.0: name the",
+    "stage=merge merge=soup sweep.layers=2": "stage=sweep was removed in 0.2.0: give a table",
+    "search.trials=5": "stage=search was removed in 0.2.0: choose with best: in a table",
+    "stage=sft expert=sandbox_text_last": (
+        "expert=sandbox_text_last was removed in 0.2.0: recipe=sandbox_language"
+    ),
     "stage=eval checkpoint=x eval=mmlu_prox": (
         "eval=mmlu_prox was removed in 0.2.0: name the task of each"
     ),

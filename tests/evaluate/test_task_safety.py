@@ -152,12 +152,67 @@ def test_a_task_file_runs_nothing_and_reads_nothing_outside(keys: dict[str, Any]
         ({"filter_list": 3}, "own.yaml: filter_list=3 is not what the harness reads"),
         ({"dataset_kwargs": "x"}, "own.yaml: dataset_kwargs='x' is not what the harness reads"),
         ({"generation_kwargs": 3}, "own.yaml: generation_kwargs=3 is not what the harness reads"),
+        ({"include": 5}, "own.yaml: include=5 is not what the harness reads"),
+        ({"num_fewshot": "three"}, "own.yaml: num_fewshot='three' is not what the harness reads"),
+        ({"num_fewshot": 1.5}, "own.yaml: num_fewshot=1.5 is not what the harness reads"),
+        ({"repeats": [1]}, "own.yaml: repeats=.1. is not what the harness reads"),
+        ({"dataset_path": 5}, "own.yaml: dataset_path=5 is not what the harness reads"),
     ],
 )
 def test_values_of_another_type_are_named(keys: dict[str, Any], why: str) -> None:
     own_task(**keys)
     with pytest.raises(PipelineError, match=why):
         load()
+
+
+@pytest.mark.parametrize(
+    "listed", ["task: 5", "task: [own, 5]", "task: [own]\naggregate_metric_list: [acc]"]
+)
+def test_values_of_another_type_in_a_group_are_named(listed: str) -> None:
+    own_task()
+    Path("tasks/group.yaml").write_text(f"group: ours\n{listed}\n")
+    with pytest.raises(PipelineError, match="group.yaml: .* is not what the harness reads"):
+        load("ours")
+
+
+def test_a_metric_that_does_not_exist_is_refused() -> None:
+    """The harness logs that it is not found, and scores nothing."""
+    own_task(metric_list=[{"metric": "exact_mach", "aggregation": "mean"}])
+    with pytest.raises(PipelineError, match="its metric exact_mach is not the harness'"):
+        load()
+    with pytest.raises(PipelineError, match="the metric exact_mach does not exist"):
+        load(run_code=True)
+
+
+@pytest.mark.parametrize(
+    "head", ["\ufefftask: own", "task : own", "task:\town", '"task" : "own" # mine']
+)
+def test_forms_of_a_name(head: str) -> None:
+    own_task()
+    text = Path("tasks/own.yaml").read_text().replace("task: own\n", "")
+    Path("tasks/own.yaml").write_text(f"{head}\n{text}", encoding="utf-8")
+    assert load().config.task.startswith("own_")
+
+
+def test_a_file_with_two_names_is_refused() -> None:
+    own_task()
+    with Path("tasks/own.yaml").open("a") as file:
+        file.write("task: other\n")
+    with pytest.raises(PipelineError, match="own.yaml has more names than own. Write task: NAME"):
+        load()
+
+
+def test_a_name_that_cannot_name_files_is_an_error_with_its_file() -> None:
+    own_task()
+    Path("tasks/odd.yaml").write_text("task: [own]\n")
+    with pytest.raises(PipelineError, match="odd.yaml: '.own.' cannot name a task"):
+        load()
+
+
+def test_an_own_task_with_the_name_of_another_option_is_refused() -> None:
+    own_task(name="mgsm_0shot")
+    with pytest.raises(PipelineError, match="own.yaml: the name mgsm_0shot exists already"):
+        load("mgsm_0shot")
 
 
 def test_a_group_that_names_itself_is_refused() -> None:

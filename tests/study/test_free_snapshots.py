@@ -234,3 +234,14 @@ def test_only_the_deleted_are_not_needed(tmp_path: Path) -> None:
     another = a_run(tmp_path, {"checkpoint": expert, "tokenizer": expert}, label="another")
     another.config.stage = "eval"
     assert reasons_unfinished(order_runs([score, another])).keys() == {expert.hash, another.hash}
+
+
+def test_a_snapshot_of_a_training_that_stores_none_is_refused_by_the_plan(
+    table: list[str], call: Call, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = Path("freeing.yaml").read_text()
+    Path("freeing.yaml").write_text(text.replace("sft.snapshot_every: 6", "sft.epochs: 1"))
+    planned = call("stage=plan", "table=./late.yaml", *table)
+    assert planned.status == 1
+    assert "math run@3: math run stores no snapshots. Set sft.snapshot_every=N" in planned.err

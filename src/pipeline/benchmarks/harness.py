@@ -139,7 +139,7 @@ def define(ask: Ask) -> list[TaskSpec]:
 def check_group(group: str) -> None:
     """Raise PipelineError if a group has no score, or includes a file outside its folder."""
     parts = members(group)
-    remedy = f"List its tasks, eval.tasks=[{first_few(parts, 10, ',')}]."
+    remedy = f"Give eval.tasks=[{first_few(parts, 10, ',')}] in place of it."
     if not group_metrics(group):
         raise PipelineError(f"The group {group} has no score. {remedy}")
     kinds = {file_of(part).body.get("output_type", "generate_until") for part in parts}

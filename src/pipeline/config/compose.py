@@ -26,7 +26,7 @@ from pipeline.config.explain import (
     unknown_option,
     validated,
 )
-from pipeline.config.harness_tasks import spell_out_tasks
+from pipeline.config.harness_tasks import spell_out_tasks, split_shots
 from pipeline.config.knob import Tree, Words, knobs_of, names_of, refuse_empty_lists, unread_knobs
 from pipeline.config.overrides import split_command, values_of
 from pipeline.config.stages import (
@@ -118,7 +118,9 @@ def stage_of(settings: Words) -> Stage:
 def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     """Build the stage from these settings. Return it and the missing keys, sorted."""
     evaluation = str(settings.get("eval"))
-    if f"eval={evaluation}" in REMOVED:  # the harness has a group of this name, for all languages
+    if (
+        f"eval={split_shots(evaluation)[0]}" in REMOVED
+    ):  # the harness has a group of this name, for all languages
         raise PipelineError(unknown_option("eval", evaluation))
     settings = spell_out_tasks({**left_open(settings), **settings}, conf.options("eval"))
     name = str(settings.pop("stage", "table"))

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from pydantic import ValidationError
 
 from pipeline.config import conf
-from pipeline.config.harness_tasks import harness_index
+from pipeline.config.harness_tasks import harness_index, split_shots
 from pipeline.config.knob import BOUNDS, adapter, names_of
 from pipeline.errors import PipelineError, close_matches, first_few
 
@@ -39,6 +39,7 @@ REMOVED = {  # the replacement of a stage or option of an earlier version
         " (docs/reference/merging.md)"
     ),
     "stage=sweep": "give a table an axis for each knob, or several values with -m",
+    "expert=sandbox_text_last": "recipe=sandbox_language sft=partial partition=B stands for it",
     "analyze.compare_unlike": "each map names the dtype and the optimizer of its expert",
     "plan.keys": "every.KEY=VALUE with stage=plan shows which runs are no longer cached",
     "plan.prompts": "an evaluation measures its prompts before it loads the weights",
@@ -123,7 +124,7 @@ def listed(names: Collection[str]) -> str:
 
 
 def unknown_option(group: str, option: str) -> str:
-    word = f"{group}={option}"
+    word = f"{group}={split_shots(option)[0]}"
     if word in REMOVED:
         return removed_text(word)
     names = conf.options(group)
@@ -160,6 +161,8 @@ def explain_key(key: str, holder: Any, stage: str) -> str:
     if key in REMOVED:
         return removed_text(key)
     group = key.partition(".")[0]
+    if f"stage={group}" in REMOVED:
+        return removed_text(f"stage={group}")
     kind = conf.stage_class(stage)
     known = sorted({*conf.groups_read(stage), *names_of(kind)})
     if group in conf.groups() and group not in known:

@@ -29,7 +29,7 @@ WORD = r"[^\s\"'#]"
 # each part begins with what the part before cannot contain, so that a search takes linear time
 NAMED = {
     key: re.compile(
-        rf"^[\"']?{key}[\"']?:[ \t]*[\"']?"
+        rf"^[\"']?{key}[\"']?[ \t]*:[ \t]*[\"']?"
         rf"({WORD}+(?:[^\S\n]+{WORD}+)*)[^\S\n]*(?:[\"'][^\S\n]*)?(?:#.*)?$",
         re.MULTILINE,
     )
@@ -77,7 +77,7 @@ def index(folder: Path) -> Index:
             continue
         if file.stat().st_size > MOST_BYTES:
             continue
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
         if "\nclass:" in text:
             continue
         name = NAMED["group"].search(text) or NAMED["task"].search(text)
@@ -112,16 +112,15 @@ def include(folder: str) -> None:
         raise PipelineError(
             f"eval.include_path={folder} has no task. Name a folder of YAML files with task: NAME."
         )
-    for name in own_index:
+    for name, file in own_index.items():
         if not NAME.fullmatch(name):
             raise PipelineError(
-                f"eval.include_path={folder}: {name[:60]!r} cannot name a task, because files are"
-                f" named after it. Use up to {MOST_LETTERS} letters, digits, spaces and -_.+()&,"
+                f"{file}: {name[:60]!r} cannot name a task, because files are named after it. Use"
+                f" up to {MOST_LETTERS} letters, digits, spaces and -_.+()&,"
             )
-        if name in harness_index():
-            raise PipelineError(
-                f"eval.include_path={folder}: the name {name} exists already. Rename the task."
-            )
+        scored_by_option = [task["task"] for task in tasks_of_option(name)]
+        if name in harness_index() or (scored_by_option and name not in scored_by_option):
+            raise PipelineError(f"{file}: the name {name} exists already. Rename the task.")
     _included[path] = own_index
     forget_names()
 
@@ -174,8 +173,16 @@ def harness_index() -> Index:
 
 @remembered
 def file_of(name: str) -> TaskFile:
-    """Return the file of a task or group, which is read once in a command."""
-    return read_task(harness_index()[name])
+    """Return the file of a task or group, which is read once in a command.
+
+    Raises:
+        PipelineError: it cannot be read, or YAML reads another name in it than `index` found.
+    """
+    file = harness_index()[name]
+    task_file = read_task(file)
+    if name not in (task_file.body.get("group"), task_file.body.get("task")):
+        raise PipelineError(f"{file} has more names than {name}. Write task: NAME once.")
+    return task_file
 
 
 def is_group(name: str) -> bool:
@@ -319,7 +326,10 @@ def option_of_other_shots(name: str, options: list[str]) -> str | None:
 
 
 def tasks_of_option(option: str) -> list[Tree]:
-    return conf.option("eval", option).get("eval", {}).get("tasks") or []
+    """Return the tasks that the file of an option of eval= lists, if there is such a file."""
+    if conf.option_file("eval", option):
+        return conf.option("eval", option).get("eval", {}).get("tasks") or []
+    return []
 
 
 def task_of_option(option: str) -> str:
@@ -328,10 +338,9 @@ def task_of_option(option: str) -> str:
     Its file lists the task. Otherwise it is the option's name without the number of exemplars:
     arc_easy for arc_easy_5shot.
     """
-    if conf.option_file("eval", option):
-        tasks = tasks_of_option(option)
-        if len(tasks) == 1:
-            return str(tasks[0]["task"])
+    tasks = tasks_of_option(option)
+    if len(tasks) == 1:
+        return str(tasks[0]["task"])
     return split_shots(option)[0]
 
 

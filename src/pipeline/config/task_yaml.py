@@ -22,12 +22,18 @@ from pipeline.errors import PipelineError
 from pipeline.files import read_yaml
 
 MOST_BYTES = 1_000_000  # maximum size of a task file
-# keys of a task file whose values are read here -> their type
-TYPES = {
-    "metric_list": list,
-    "filter_list": list,
-    "generation_kwargs": dict,
-    "dataset_kwargs": dict,
+# keys of a task file whose values are read here -> their types. A list may also have mappings.
+TYPES: dict[str, tuple[type, ...]] = {
+    "task": (str, list),
+    "include": (str, list),
+    "dataset_path": (str,),
+    "num_fewshot": (int,),
+    "repeats": (int,),
+    "metric_list": (list,),
+    "filter_list": (list,),
+    "aggregate_metric_list": (dict, list),
+    "generation_kwargs": (dict,),
+    "dataset_kwargs": (dict,),
 }
 READERS = ("json", "csv", "parquet", "text", "arrow")  # names of `datasets` that are not folders
 
@@ -109,7 +115,7 @@ class TaskFile:
     def python(self) -> str | None:
         """Return the name of a file that runs its own Python, or None."""
         for path, content in self.own:
-            events = yaml.parse(path.read_text(encoding="utf-8"))
+            events = yaml.parse(path.read_bytes(), _Plain)
             names_function = any(getattr(event, "tag", None) == "!function" for event in events)
             if "class" in content or names_function:
                 return path.name
@@ -131,18 +137,18 @@ def _parts_of_task(file: Path, seen: list[Path]) -> Iterator[tuple[Path, Tree]]:
         raise PipelineError(f"{file} includes itself or is included twice. Remove an include line.")
     seen.append(path)
     content = load_plain(file)
-    for key, kind in TYPES.items():
+    for key, kinds in TYPES.items():
         value = content.get(key)
         if value is None:
             continue
-        is_right = isinstance(value, kind)
-        if is_right and kind is list:
-            is_right = all(isinstance(entry, dict) for entry in value)
+        is_right = isinstance(value, kinds)
+        if isinstance(value, list):
+            is_right &= all(isinstance(entry, (dict, *kinds)) for entry in value)
         if not is_right:
             raise PipelineError(
                 f"{file}: {key}={value!r} is not what the harness reads. Correct it."
             )
-    names = content.get("include", [])
+    names = content.get("include") or []
     for name in [names] if isinstance(names, str) else names:
         yield from _parts_of_task(path.parent / name, seen)  # the harness also follows links
     yield file, content

@@ -118,7 +118,7 @@ def _unreadable(
 
 
 def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
-    """Raise PipelineError if a user's task file names a missing column or a wrong target.
+    """Raise PipelineError if a user's task file names a missing column, metric or target.
 
     The harness takes the name of a missing column as text. It counts every answer as wrong if the
     target is not among the choices, with only a warning.
@@ -132,7 +132,15 @@ def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
                 f" ({suggest(column, task.features)}). Correct its task file in eval.include_path,"
                 " or its rows."
             )
-    if of_choices and not callable(task.config.process_results):
+    if callable(task.config.process_results):
+        return
+    for metric, function in task._metric_fn_list.items():
+        if function is None:  # not found, which the harness only logs
+            raise PipelineError(
+                f"{spec.name}: the metric {metric} does not exist. Correct metric_list in its task"
+                " file in eval.include_path."
+            )
+    if of_choices:
         _refuse_wrong_targets(spec, task)
 
 

@@ -42,6 +42,11 @@ class Resolver:
         name, _, step = reference.rpartition("@")
         run = self.references.get(name)
         if isinstance(run, Run) and step.isdigit():
+            sft = getattr(run.config, "sft", None)
+            if sft is None or sft.snapshot_every is None:
+                raise PipelineError(
+                    f"{knob}={reference}: {name} stores no snapshots. Set sft.snapshot_every=N."
+                )
             return Snapshot(run, int(step))
         parent = find_run(reference, self.runs_dir, knob, revision)
         manifest = read_manifest(parent.folder)
