@@ -319,7 +319,11 @@ def test_runs_are_compared_by_their_names(tmp_path: Path) -> None:
     assert line["questions"] == 4 and not notes
     stage = CompareStage(stage="compare", results=[], runs_dir=str(one.parent))
     assert stage.folder_of(one.name) == stage.folder_of("eval-x") == one
-    assert stage.folder_of(str(one)) == one and stage.folder_of("logs") == Path("logs")
+    assert stage.folder_of(str(one)) == one
+    with pytest.raises(PipelineError, match="results=logs is not a finished run of .*eval-x-sw"):
+        stage.folder_of("logs")
+    with pytest.raises(PipelineError, match="results=logs is not a folder"):
+        stage.folder_of("./logs")
     with pytest.raises(PipelineError, match="results=eval- means more than one run: "):
         stage.folder_of("eval-")
 

@@ -17,7 +17,6 @@ from pipeline.extras.logs_of_runs import read_run
 from pipeline.files import write_atomically
 from pipeline.progress import say
 from pipeline.runs.find import find_run
-from pipeline.runs.folders import finished_names
 
 # the formats; each reader returns the logs of a JSON file, or none if the file has another format
 READERS: tuple[Callable[[Path, Mapping[str, Any]], Iterable[Log]], ...] = (
@@ -58,8 +57,8 @@ class CompareStage(Stage):
         return comparison_text(lines)
 
     def folder_of(self, entry: str) -> Path:
-        """Return the folder of the finished run that an entry names, or the entry as a path."""
-        if Path(entry).exists() or not finished_names(self.runs_path, entry):
+        """Return the entry as a path, or else the folder of the finished run that it names."""
+        if Path(entry).exists():
             return Path(entry)
         return find_run(entry, self.runs_path, "results").folder
 
