@@ -118,9 +118,8 @@ def stage_of(settings: Words) -> Stage:
 def partial_stage(settings: Words) -> tuple[Stage, list[str]]:
     """Build the stage from these settings. Return it and the missing keys, sorted."""
     evaluation = str(settings.get("eval"))
-    if (
-        f"eval={split_shots(evaluation)[0]}" in REMOVED
-    ):  # the harness has a group of this name, for all languages
+    # the harness has groups of these names, for all languages
+    if f"eval={split_shots(evaluation)[0]}" in REMOVED:
         raise PipelineError(unknown_option("eval", evaluation))
     settings = spell_out_tasks({**left_open(settings), **settings}, conf.options("eval"))
     name = str(settings.pop("stage", "table"))
@@ -264,10 +263,7 @@ def put(
         for subkey, part in value.items():
             put(current, inside, f"{key}.{subkey}", [str(subkey)], part, new, stage)
     else:
-        if isinstance(value, dict | list):
-            tree[position] = deepcopy(value)
-        else:
-            tree[position] = value
+        tree[position] = deepcopy(value)
 
 
 def method_class(knobs: Words) -> type[Any]:

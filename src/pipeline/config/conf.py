@@ -275,10 +275,7 @@ def merge(tree: Tree, part: Mapping[str, Any]) -> None:
                 tree[key] = {}
             merge(tree[key], value)
         else:
-            if isinstance(value, list):
-                tree[key] = deepcopy(value)
-            else:
-                tree[key] = value
+            tree[key] = deepcopy(value)
 
 
 def stage_class(name: str) -> type[Stage] | None:

@@ -55,8 +55,10 @@ def _settings_of(settings: Eval, task: EvalTask, language: str) -> Eval:
     numbers, programs and answers are sampled, and only written answers contain thoughts.
     """
     benchmark = benchmark_of(task.task)
-    changes: dict[str, Any] = {"max_gen_toks_of": {}}
-    changes["max_gen_toks"] = settings.max_gen_toks_of.get(language, settings.max_gen_toks)
+    changes: dict[str, Any] = {
+        "max_gen_toks_of": {},
+        "max_gen_toks": settings.max_gen_toks_of.get(language, settings.max_gen_toks),
+    }
     if benchmark.kind != "translation":
         changes["spm_model"] = None
     if not benchmark.letters:
@@ -76,11 +78,14 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
     rows: list[ScoreRow] = []
     beside: list[ScoreRow] = []
     parts: dict[str, dict[str, Any]] = {}
+    (work / "samples").mkdir()
     for role, part in scored.items():
         written = json.loads((part.folder / "scores.json").read_text(encoding="utf-8"))
         rows += [ScoreRow(**row) for row in written["rows"]]
         beside += [ScoreRow(**row) for row in written["beside"]]
         parts[role] = written["harness"]
+        for path in sorted((part.folder / "samples").iterdir()):
+            link_or_copy(path, work / "samples" / path.name)
     averages = over_languages([*rows, *beside])
     facts = list(parts.values())
     harness: dict[str, Any] = {}
@@ -89,12 +94,7 @@ def gather_scores(scored: Mapping[str, Parent], work: Path) -> dict[str, Any]:
             harness[key] = fact
     harness["parts"] = parts
     result = EvaluationResult(rows, {}, harness, beside + averages)
-    scores = write_scores(result, work)
-    (work / "samples").mkdir()
-    for part in scored.values():
-        for path in sorted((part.folder / "samples").iterdir()):
-            link_or_copy(path, work / "samples" / path.name)
-    return {"scores": scores, "harness": harness}
+    return {"scores": write_scores(result, work), "harness": harness}
 
 
 def over_languages(rows: Sequence[ScoreRow]) -> list[ScoreRow]:
