@@ -348,7 +348,7 @@ def test_a_report_is_one_run_with_its_tables_and_figures(tmp_path: Path) -> None
     (folder / "claims.csv").write_text("claim,verdict\nswap > base,holds\n")
     (folder / "plots/bars.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'></svg>")
     for _ in range(2):
-        tracking.track_report(folder, Tracking(mode="offline"), "table", "t", [evaluation])
+        tracking.track_report(folder, Tracking(mode="offline"), "t", [evaluation])
     logs = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     assert len({log.stem for log in logs}) == 1  # the same run, written again
     found = list(records(logs[0]))

@@ -137,9 +137,11 @@ def fetch_model(lock: Lock, name: str, update: bool) -> None:
     """
     hub, entry = _hub_client(), lock.models.get(name, {})
     revision = revision_to_fetch(hub.model_info, name, entry.get("revision"), update)
-    wanted: dict[str, Any] = {"allow_patterns": HUB_PATTERNS, "ignore_patterns": HUB_COPIES}
-    hub.snapshot_download(name.partition("@")[0], revision=revision, **wanted)
-    folder = cached_snapshot("model", name.partition("@")[0], revision)
+    repository = name.partition("@")[0]
+    hub.snapshot_download(
+        repository, revision=revision, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_COPIES
+    )
+    folder = cached_snapshot("model", repository, revision)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     if not any(file.endswith(".safetensors") for file in files):
@@ -164,10 +166,12 @@ def fetch_dataset(lock: Lock, source: Source, update: bool) -> None:
     entry = lock.datasets.get(name, {"revision": None, "parts": {}})
     revision = revision_to_fetch(hub.dataset_info, name, entry["revision"], update)
     kind, paths = data_files(hub, source, revision)
-    wanted = list(map(escape, paths))
     folder = Path(
         hub.snapshot_download(
-            source.hub, repo_type="dataset", revision=revision, allow_patterns=wanted
+            source.hub,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=list(map(escape, paths)),
         )
     )
     sizes = {path: (folder / path).stat().st_size for path in paths}

@@ -28,11 +28,11 @@ def report_table(config: TableStage) -> Path:
         if run.hash in reasons:
             missing[run.name] = reasons[run.hash]
     if len(missing) == len(runs):
-        none = (
+        raise PipelineError(
             f"table={config.table} has no finished run in {config.runs_dir}: compute them with"
-            " stage=table"
+            " stage=table",
+            *not_planned(planning),
         )
-        raise PipelineError(none, *not_planned(planning))
     for name, reason in missing.items():
         say(f"missing: {name}: {reason}")
     for problem in training_problems(runs, reasons):
@@ -65,7 +65,5 @@ def write_results(
     if planning.config.tracking.mode != "disabled":
         from pipeline.runs.tracking import track_report
 
-        track_report(
-            folder, planning.config.tracking, "table", planning.plan.table.name, planning.targets()
-        )
+        track_report(folder, planning.config.tracking, planning.plan.table.name, planning.targets())
     return page

@@ -77,8 +77,8 @@ def workers_of(launcher: Launcher, runs: Sequence[Run]) -> int:
     heavy = []
     for run in runs:
         if isinstance(run.config, TrainStage | EvalStage):
-            heavy.append(run.config.threads)
-    return max(1, cores() // max((threads or cores() for threads in heavy), default=cores()))
+            heavy.append(run.config.threads or cores())
+    return max(1, cores() // max(heavy, default=cores()))
 
 
 def stage_output(config: Stage, options: Mapping[str, str]) -> str:
@@ -108,7 +108,6 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
         Held: Slurm jobs compute the run.
     """
     run = build(config)
-    by_jobs = config.launcher.name == "slurm"
     was_finished = not config.redo and why_not_finished(run) is None
     if is_follower():
         if not was_finished:
@@ -122,7 +121,7 @@ def make_single_run(config: RunStage, options: Mapping[str, str] | None = None) 
     runs = order_runs([run])
     for problem in training_problems(runs, reasons_unfinished(runs, [run])):
         raise PipelineError(problem)  # a finished training set that must be built again
-    if by_jobs:
+    if config.launcher.name == "slurm":
         with executor_for(config.launcher, [run]) as execute:
             failed = execute([run])
     else:

@@ -141,8 +141,7 @@ def tasks_of(
         before = [levels.get(parent.hash, -1) for parent in parent_runs(run.parents)]
         level = 1 + max(before, default=-1)
         levels[run.hash] = level
-        kind = kinds.get(run.hash, "")
-        tasks.append(Task.of(run, predict(run), level=level, kind=kind))
+        tasks.append(Task.of(run, predict(run), level=level, kind=kinds.get(run.hash, "")))
     return tasks
 
 

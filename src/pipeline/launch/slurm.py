@@ -436,7 +436,7 @@ def script_of(
     launcher: Launcher,
     command: Sequence[str],
     then: str = REQUEUE,
-    exported: Mapping[str, str] | None = None,
+    exported: Mapping[str, str] = {},
 ) -> str:
     """Return the script of a job.
 
@@ -452,12 +452,14 @@ def script_of(
         setup += [
             "trap 'echo \"launcher.setup ended the job at: $BASH_COMMAND\" >&2; exit 1' EXIT",
             "set -e",
+            *launcher.setup,
+            "set +e",
+            "trap - EXIT",
         ]
-        setup += [*launcher.setup, "set +e", "trap - EXIT"]
     added = {}
     if ADDED_CONF in os.environ:
         added = {ADDED_CONF: os.environ[ADDED_CONF]}
-    variables = {**added, **(exported or {})}
+    variables = {**added, **exported}
     setup += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     if launcher.hf_home:
         setup += [f"export HF_HOME={quote_with_expansion(launcher.hf_home)}"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -45,8 +46,6 @@ class Session:
         self.tasks: list[Task] = []
         self.left: list[Task] = []
         self.names: dict[str, str] = {}
-        self.begun: set[str] = set()
-        self.done: set[str] = set()
         self.failed: dict[str, str] = {}
         if tasks:
             write_plan(folder / PLAN, tasks)
@@ -73,11 +72,10 @@ class Session:
                 self.plan_bytes, new = size, read_plan(plan)[len(self.tasks) :]
                 self.tasks, self.left = self.tasks + new, self.left + new
                 self.names |= {task.hash: task.name for task in new}
-        states: dict[str, set[str]] = {"begun": set(), "done": set(), "failed": set()}
+        states = defaultdict[str, set[str]](set)  # kind of file -> hashes
         for name in os.listdir(self.folder):
             key, _, kind = name.partition(".")
-            if kind in states:
-                states[kind].add(key)
+            states[kind].add(key)
         self.begun, self.done, failed = states["begun"], states["done"], states["failed"]
         for task in self.left:
             blocked = next((parent for parent in task.needs if parent in self.failed), None)
@@ -130,10 +128,7 @@ class Session:
 
     def leave(self, task: Task) -> None:
         """Record that this process stops computing a run, so that another worker can begin it."""
-        pids = []
-        for pid in self.begun_by(task):
-            if pid != os.getpid():
-                pids.append(pid)
+        pids = [pid for pid in self.begun_by(task) if pid != os.getpid()]
         if pids:
             self._write(task, "begun", " ".join(map(str, pids)))
         else:

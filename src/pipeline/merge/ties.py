@@ -169,9 +169,7 @@ class TiesMerge:
                 self.vectors_of, names, kept_count(self.config.density, self.size), threads
             )
         self.limits = np.array(limits, np.float32)
-        if sum(in_threads(self.sign_balance, names, threads)) >= 0:
-            self.majority = 1.0
-        else:
+        if sum(in_threads(self.sign_balance, names, threads)) < 0:
             self.majority = -1.0
 
     def vectors_of(self, name: str) -> Iterator[Vectors]:

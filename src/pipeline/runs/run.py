@@ -198,20 +198,17 @@ def decided_beyond_knobs(config: Any) -> dict[str, Any]:
     `packages` has the names and versions of the packages that provide a method or task. Methods add
     further entries, such as the order of sources.
     """
+    merge = getattr(config, "merge", None)
+    if isinstance(merge, Merge):
+        return merge.beyond_knobs()
     decided: dict[str, Any] = {}
     if isinstance(config, DataStage):
-        names = []
-        if not config.data.shuffle:
-            names = [*config.expert.sources, *config.expert.union]
-        if len(names) > 1:  # JSON sorts keys, so their order is stored as a list
-            decided["order"] = names
+        names = [*config.expert.sources, *config.expert.union]
+        if not config.data.shuffle and len(names) > 1:
+            decided["order"] = names  # JSON sorts keys, so their order is stored as a list
         for source in config.expert.sources.values():
             if source.rows == "conversation" and source.column:
                 decided["turns"] = "with all keys"
-        return decided
-    merge = getattr(config, "merge", None)
-    if isinstance(merge, Merge):
-        decided = merge.beyond_knobs()
     return decided
 
 

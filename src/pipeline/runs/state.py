@@ -36,7 +36,6 @@ def read_state(workplace: Path) -> dict[str, Any]:
         state = json.loads((workplace / STATE).read_bytes())
         if isinstance(state, dict):
             return state
-        return {}
     return {}
 
 
@@ -66,21 +65,17 @@ def record_step(workplace: Path, step: int, steps: int) -> None:
 @contextmanager
 def track_state(workplace: Path, holder: Holder, name: str, stage: str) -> Iterator[None]:
     """Inside, the state is running. After an error or a signal, it is failed or stopped."""
-    earlier = read_state(workplace)
-    carried = {}
-    for key in ("step", "steps", "stops"):
-        if key in earlier:
-            carried[key] = earlier[key]
-    owner = {"pid": holder.pid, "host": holder.host, "job": holder.job, "since": holder.since}
-    update_state(
+    update_state(  # the other entries of an earlier attempt stay
         workplace,
-        **carried,
         name=name,
         stage=stage,
         state="running",
         last_line=None,
         seconds_a_step=None,
-        **owner,
+        pid=holder.pid,
+        host=holder.host,
+        job=holder.job,
+        since=holder.since,
     )
     _first.pop(workplace, None)
     try:

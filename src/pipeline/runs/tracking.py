@@ -201,23 +201,22 @@ def track_run(run: Run, attempt: int) -> AbstractContextManager[Tracker]:
     for role, parent in run.parents.items():
         parents[role] = {"name": parent.name, "hash": parent.hash}
     recorded = {**recorded_config(config), "parents": parents}
-    described = {
-        "id": wandb_id(run.hash, attempt),
-        "name": run.name,
-        "group": config.group,
-        "job_type": config.stage,
-        "config": without_credentials(recorded),
-    }
-    return open_run(run.work, config.tracking, **described)
+    return open_run(
+        run.work,
+        config.tracking,
+        id=wandb_id(run.hash, attempt),
+        name=run.name,
+        group=config.group,
+        job_type=config.stage,
+        config=without_credentials(recorded),
+    )
 
 
 def track_report(
     folder: Path,
     tracking: Tracking,
-    job_type: str,
     name: str,
     parents: Iterable[Parent],
-    **config: Any,
 ) -> None:
     """Log the report of a table as one W&B run: its CSV files as tables, its plots as figures.
 
@@ -227,15 +226,16 @@ def track_report(
     import pandas as pd
 
     hashes = {parent.name: parent.hash for parent in parents}
-    identity = " ".join([job_type, name, *sorted(hashes.values())])
-    described = {
-        "id": hashlib.sha256(identity.encode()).hexdigest()[:32],
-        "name": f"{job_type}-{name}",
-        "group": name,
-        "job_type": job_type,
-        "config": {**config, "parents": hashes},
-    }
-    with open_run(folder, tracking, **described) as tracker:
+    identity = " ".join(["table", name, *sorted(hashes.values())])
+    with open_run(
+        folder,
+        tracking,
+        id=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        name=f"table-{name}",
+        group=name,
+        job_type="table",
+        config={"parents": hashes},
+    ) as tracker:
         for path in sorted(folder.glob("*.csv")):
             frame = pd.read_csv(path, keep_default_na=False, na_values=[""]).astype(object)
             rows = frame.where(frame.notna(), None).to_numpy().tolist()
