@@ -215,6 +215,14 @@ def test_an_own_task_with_the_name_of_another_option_is_refused() -> None:
         load("mgsm_0shot")
 
 
+def test_a_task_without_data_is_refused() -> None:
+    own_task()
+    text = Path("tasks/own.yaml").read_text().replace("dataset_path: json\n", "")
+    Path("tasks/own.yaml").write_text(text)
+    with pytest.raises(PipelineError, match="The data of own_.* cannot be read .* task file"):
+        load()
+
+
 def test_a_group_that_names_itself_is_refused() -> None:
     own_task()
     Path("tasks/group.yaml").write_text("group: loop\ntask: [loop]\n")

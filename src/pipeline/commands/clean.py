@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.stages import CleanStage, SelectStage
+from pipeline.errors import PipelineError
 from pipeline.evaluate.selection import compared
 from pipeline.runs import resume
 from pipeline.runs.folders import finished_manifests, folder_of
@@ -50,6 +51,8 @@ class Removable:
 def clean_up(config: CleanStage) -> str:
     """Delete the removable folders, or list them if clean.dry_run. Return a table as text."""
     runs_dir, clean = config.runs_path, config.clean
+    if not runs_dir.is_dir():
+        raise PipelineError(f"runs_dir={runs_dir} is not a folder. Name the folder of the runs.")
     rows, total, count = [], 0, 0
     items = stale_work(runs_dir, clean.hours, clean.resume_points) + idle_snapshots(runs_dir)
     for item in items:
