@@ -121,6 +121,6 @@ def test_a_pooled_ratio_by_hand():
     measured = [([("acc", "seed")], replace(first, parts=[part])) for part in parts]
     assert pooled_ratios(measured) == {("acc", "seed"): pytest.approx(2)}
     high, low = (one.with_least_between([2.0]) for _, one in measured)
-    assert high is measured[0][1] and added_by_experts(low.parts) == pytest.approx(2e-4)
+    assert high == measured[0][1] and added_by_experts(low.parts) == pytest.approx(2e-4)
     variance = first.free.variance(first.difference) + 2e-4
     assert low.test.df == pytest.approx(2 * variance / 4e-4)

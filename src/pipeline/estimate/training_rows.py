@@ -9,7 +9,6 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.config.data import Source
 from pipeline.errors import PipelineError
 from pipeline.estimate.flops import token_counts
 from pipeline.estimate.models import Training, tokenizer_of
@@ -39,21 +38,21 @@ def row_lengths(run: Training) -> tuple[float, ...]:
     tokenizer = tokenizer_of(run)
     files = [data.folder / ROWS]
     if not files[0].is_file():
-        files = list(filter(Path.is_file, (file for _, _, file in source_files(data))))
+        files = list(filter(Path.is_file, source_files(data).values()))
     lengths: list[float] = []
     for file in files:
         lengths += sampled_lengths(file, tokenizer)
     return tuple(sorted(lengths))
 
 
-def source_files(data: Parent) -> list[tuple[str, Source, Path]]:
-    """Return (name, source, file) of a data run, if all its files are local or below data_root.
+def source_files(data: Parent) -> dict[str, Path]:
+    """Return the file of each source of a data run, if all are local or below data_root.
 
     Only files whose rows a plan can read are returned.
     """
     if not isinstance(data, Run):
-        return []
-    files = []
+        return {}
+    files = {}
     root = data.parents.get("data_root")
     for name, source in data.config.expert.sources.items():
         if is_here(source):
@@ -61,9 +60,9 @@ def source_files(data: Parent) -> list[tuple[str, Source, Path]]:
         elif root is not None and root.folder.is_dir():
             file = root.folder / source.file
         else:
-            return []
+            return {}
         if file.suffix in READABLE:
-            files.append((name, source, file))
+            files[name] = file
     return files
 
 

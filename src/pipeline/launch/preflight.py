@@ -68,7 +68,7 @@ def source_problems(run: Run[DataStage]) -> list[str]:
     root = None
     if "data_root" in run.parents:
         root = run.parents["data_root"].folder
-    files = {name: file for name, _, file in source_files(run)}
+    files = source_files(run)
     for name, source in run.config.expert.sources.items():
         file = files.get(name)
         is_remote = source.hub is not None or source.is_on_web

@@ -127,10 +127,10 @@ def describe_runs(
             results.append(finished_result(run, manifest, page_text(stale, runs_dir)))
             continue
         reason = failed.get(name, "deleted after what needs it was finished")
-        if run.hash in reasons and name not in failed:
-            reason = f"not made ({reasons[run.hash]})"
-            missing[name] = page_text(reason, runs_dir)
         reason = page_text(reason, runs_dir)
+        if run.hash in reasons and name not in failed:
+            reason = page_text(f"not made ({reasons[run.hash]})", runs_dir)
+            missing[name] = reason
         results.append(RunResult(name, run.config.stage, run.folder, False, reason))
     return results, missing
 
@@ -170,7 +170,7 @@ def finished_result(run: Run, manifest: Manifest, stale: str) -> RunResult:
 
 def format_knob_value(value: Any) -> Any:
     """Return the value of a setting for readers, with blank text and structures as JSON."""
-    if isinstance(value, int | float | bool) or value is None:
+    if isinstance(value, int | float) or value is None:
         return value
     if isinstance(value, str) and value.strip():
         return without_credentials(value)

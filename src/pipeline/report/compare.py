@@ -42,8 +42,8 @@ def correct_contrasts(lines: Sequence[Line], primary: Sequence[str] = ()) -> lis
     p_holm = dict(zip(ps, corrected, strict=False))
     with_p: list[Line] = []
     for index, line in enumerate(lines):
-        added = {"p_holm": p_holm.get(index), "primary": is_primary(line, primary)}
-        with_p.append({**line, **added})
+        first = is_primary(line, primary)
+        with_p.append({**line, "p_holm": p_holm.get(index), "primary": first})
     return with_p
 
 
@@ -161,7 +161,7 @@ def detectable_sentence(line: Line, largest: Line | None = None) -> str:
     return f"Detectable with 80 % power: {span} {unit}."
 
 
-def p_text(p: float | None) -> str:
-    if p is not None and p < 0.001:
+def p_text(p: float) -> str:
+    if p < 0.001:
         return "< 0.001"
     return f"= {p:.3f}"

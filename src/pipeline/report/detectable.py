@@ -23,7 +23,7 @@ def first_detectable(planning: Planning) -> tuple[str, list[list[str]]] | None:
     The table has a column for each number of seeds. None if no comparison has questions.
     """
     plan = planning.plan
-    family, primary = plan.table.family, tuple(plan.table.primary)
+    family, primary = plan.table.family, plan.table.primary
     compared = []
     for pair in compared_pairs(plan):
         if not family or pair[2] in family:
@@ -101,7 +101,7 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
 
     None for translations and text, and if the data is unknown.
     """
-    run = planning.representative_evaluation(score) or planning.evaluation_of(score)
+    run = planning.expected_evaluation(score)
     if run is None:
         return None
     task, language = run.config.eval.tasks[0], run.config.languages[0]
@@ -111,4 +111,4 @@ def task_and_questions(planning: Planning, score: ScoreRef) -> tuple[str, int] |
         return None
     if kind_of(task.task) in ("translation", "text"):
         return None
-    return task.task, count_questions(run, task, language, True)
+    return task.task, count_questions(run, task, language)

@@ -207,9 +207,7 @@ def picked(rows: Sequence[np.ndarray], best: np.ndarray, columns: int) -> np.nda
     return np.stack(rows)[chosen, np.arange(2 * columns)]
 
 
-def by_level(
-    parts: Sequence[tuple[Mapping[str, Any], np.ndarray]], axes: Sequence[str]
-) -> np.ndarray:
+def by_level(parts: Sequence[Part], axes: Sequence[str]) -> np.ndarray:
     """Return rows at values of the axes as one array (levels of each axis ..., columns)."""
     import numpy as np
 

@@ -126,7 +126,7 @@ def deciding_part(words: Sequence[str], ps: Sequence[float]) -> int:
     against = [index for index, word in enumerate(words) if word == CONTRADICTED]
     if against:
         return min(against, key=lambda index: ps[index])
-    return max(range(len(ps)), key=lambda index: ps[index])
+    return ps.index(max(ps))
 
 
 def judge_wins(claim: Claim, units: Sequence[Unit], overall: Verdict, experts: bool) -> Verdict:

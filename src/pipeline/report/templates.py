@@ -31,8 +31,8 @@ TEX = {
 
 def latex_text(text: str) -> str:
     """Return a text with escapes for the characters that LaTeX reads as commands."""
-    escaped = re.compile(r"[\\~^†‡<>&%$#_{}]")
-    return escaped.sub(lambda sign: TEX.get(sign[0], f"\\{sign[0]}"), one_line(text))
+    escaped = r"[\\~^†‡<>&%$#_{}]"
+    return re.sub(escaped, lambda sign: TEX.get(sign[0], f"\\{sign[0]}"), one_line(text))
 
 
 @lru_cache(maxsize=1)

@@ -182,9 +182,7 @@ def facts_of(
     placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]
 ) -> list[np.ndarray]:
     """Return the fact at each place, as shares: arrays (levels of each axis ...)."""
-    import numpy as np
-
-    return [np.asarray(answers.value(cell, placed.axes)) / 100 for cell in cells]
+    return [answers.value(cell, placed.axes) / 100 for cell in cells]
 
 
 def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Cell]) -> list[float]:
@@ -199,8 +197,7 @@ def place_values(placed: PlacedClaim, answers: StoredAnswers, cells: Sequence[Ce
         if placed.claim.test == "spearman":
             metric = stored_metric(placed.plan, [cell])
         frame = answers.frame(placed.plan, [cell], metric or "")
-        lines = lines_of([cell])
-        rows = [frame.rows[line.score, line.cell.pair] for line in lines]
+        rows = [frame.rows[line.score, cell.pair] for line in lines_of([cell])]
         values.append(fmean(frame.means[rows, 0].tolist()))
     return values
 

@@ -90,8 +90,6 @@ class Contrast:
         for part, ratio in zip(self.parts, ratios, strict=True):
             between = max(part.between, ratio * part.within)
             raised.append(part._replace(between=between))
-        if raised == [*self.parts]:
-            return self
         return replace(self, parts=raised)
 
     def p_of(self, threshold: float) -> float:

@@ -28,20 +28,19 @@ def add_controls(table: Table) -> Table:
     if not table.controls:
         return table
     experts = language_experts(table, table.controls)
-    controlled = {}
+    runs = dict(table.runs)
+    controlled = []
     for name, run in table.runs.items():
         roles = controlled_roles(table, run, experts)
         if roles:
-            controlled[name] = roles
+            controlled.append(name)
+            control = name + SUFFIX
+            runs[control] = TableRun(control, run.kind, {**run.words, "merge.control": roles})
     if not controlled:
         raise table.refuse(
             "controls",
             f"no merge has {', '.join(experts)} as its language expert. Leave controls out.",
         )
-    runs = dict(table.runs)
-    for name, roles in controlled.items():
-        run, control = table.runs[name], name + SUFFIX
-        runs[control] = TableRun(control, run.kind, {**run.words, "merge.control": roles})
     columns = list(sides_with_controls(table.columns, controlled))
     with_control = []
     for side in columns:
@@ -89,7 +88,7 @@ def items_of(run: TableRun, key: str) -> tuple[Reference | str, ...]:
 def runs_named(table: Table, item: Reference | str) -> list[str]:
     """Return the runs of the table that a word may name, at any value of the axes in its braces."""
     text = item.run if isinstance(item, Reference) else item
-    pattern = name_pattern(str(text))
+    pattern = name_pattern(text)
     return [name for name in table.runs if re.fullmatch(pattern, name)]
 
 
@@ -130,6 +129,6 @@ def columns_with_controls(listed: Iterable[str], with_control: Iterable[str]) ->
     for name in listed:
         yield name
         for column in with_control:
-            if name == column or re.fullmatch(name_pattern(column), name):
+            if re.fullmatch(name_pattern(column), name):
                 yield name + SUFFIX
                 break

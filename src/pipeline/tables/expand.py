@@ -391,16 +391,13 @@ class Expansion:
 
     def fixed_values(self, slot: Place, at: At, axes: Iterable[str]) -> At:
         """Return the values of the axes that are fixed for a choice."""
-        each = [axis for axis in slot.each if axis in at]
         fixed: At = {}
         for axis in axes:
             values = self.specs.axes[axis]
             if axis in slot.by.at:
                 fixed[axis] = slot.by.at[axis]
-            elif axis in each:
+            elif axis in at and (axis in slot.each or axis in slot.at):
                 fixed[axis] = at[axis]
-            elif axis in slot.at:
-                fixed[axis] = slot.at[axis]
             elif len(values) == 1:
                 fixed[axis] = next(iter(values))
         return fixed

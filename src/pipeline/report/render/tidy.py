@@ -41,23 +41,27 @@ def tidy_rows(results: Results) -> str:
         for key, value in run.config.items():
             if not key.startswith(NOT_KNOBS):
                 knobs.append(f"{key}={value}")
-        about_run = {**vars(run), **run.machine, **run.versions}
-        about_run["seed"] = joined(training_seeds(run, runs))
+        about_run = {
+            **vars(run),
+            **run.machine,
+            **run.versions,
+            "table": results.table,
+            "run": name,
+            "seed": joined(training_seeds(run, runs)),
+            "split": run.config.get("eval.split", "test"),
+            "dtype": evaluation.settings.get("dtype"),
+            "knobs": joined(knobs),
+            "lm_eval": run.versions.get("lm-eval"),
+        }
         for key, values in places.get(name, {}).items():
             about_run[key] = joined(values)
-        about_run["lm_eval"] = run.versions.get("lm-eval")
-        about_run["table"] = results.table
-        about_run["run"] = name
-        about_run["split"] = run.config.get("eval.split", "test")
-        about_run["dtype"] = evaluation.settings.get("dtype")
-        about_run["knobs"] = joined(knobs)
         for row in sorted(
             evaluation.rows,
             key=lambda row: (row.task, row.where, row.subject or "", row.metric, row.filter),
         ):
             line = about_run | in_percent(row)
             lines.append([line.get(column) for column in COLUMNS])
-    return comma_separated([list(COLUMNS), *lines])
+    return comma_separated([COLUMNS, *lines])
 
 
 def places_of_runs(results: Results) -> dict[str, dict[str, list[Any]]]:
