@@ -68,8 +68,8 @@ def remembered(function: Function) -> Function:
 def index(folder: Path) -> Index:
     """Return the tasks and groups in the YAML files below a folder.
 
-    Python classes are not included. The harness' 14,000 files take a second. Of files that define
-    the same name, the harness and this function read the first one.
+    Python classes are not included. The harness' 14,000 files take a second. If several files
+    define a name, the first one counts, as in the harness.
     """
     result: Index = {}
     for file in sorted(folder.rglob("*.yaml"), key=str):
