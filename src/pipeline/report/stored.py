@@ -172,7 +172,7 @@ class StoredAnswers:
         """
         run = self.table.run_of(key)
         if run is None:
-            waits = "its run cannot be planned, or is still to be chosen"
+            waits = "its run cannot be planned, is still to be chosen, or is no run of the table"
             if isinstance(key, ScoreRef) and key.model in self.table.plan.chosen:
                 choice = self.table.plan.chosen[key.model].choice
                 waits = f"{choice} waits for its candidates' scores"
