@@ -25,6 +25,7 @@ from lm_eval.tasks import TaskManager
 from made_up import Notes, Scripted, asked, choice, none_stored, run_of, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from pipeline.__main__ import main
 from pipeline.api import evaluate
 from pipeline.config.compose import compose, stage_of
 from pipeline.config.harness_tasks import (
@@ -439,6 +440,20 @@ def test_an_own_task_with_the_name_of_a_benchmark_is_refused(
         PipelineError, match=f"{name} of .* has the name of a benchmark. Rename the task"
     ):
         build(compose(words))
+
+
+def test_an_option_that_lists_its_task_as_text_is_refused(
+    tmp_path: Path, tiny: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also if a task of eval.include_path has the name of the option."""
+    option = tmp_path / "conf/eval/own_sum.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("name: own_sum\ntasks: [own_sum]\n")
+    own = write_own(tmp_path, "own_sum")
+    words = ["stage=eval", f"checkpoint={tiny}", "eval=own_sum", f"eval.include_path={own}"]
+    words += ["languages=[en]", f"runs_dir={tmp_path / 'runs'}"]
+    assert main([f"--config-dir={tmp_path / 'conf'}", *words]) == 1
+    assert "error: eval.tasks.0=own_sum: it is a mapping" in capfd.readouterr().err
 
 
 def test_tasks_and_groups_are_those_of_the_harness() -> None:

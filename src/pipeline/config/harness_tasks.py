@@ -326,10 +326,14 @@ def option_of_other_shots(name: str, options: list[str]) -> str | None:
 
 
 def tasks_of_option(option: str) -> list[Tree]:
-    """Return the tasks that the file of an option of eval= lists, if there is such a file."""
-    if conf.option_file("eval", option):
-        return conf.option("eval", option).get("eval", {}).get("tasks") or []
-    return []
+    """Return the tasks that the file of an option of eval= lists, if there is such a file.
+
+    Entries of another type are left out. They are refused when the option is chosen.
+    """
+    if conf.option_file("eval", option) is None:
+        return []
+    listed = conf.option("eval", option).get("eval", {}).get("tasks") or []
+    return [task for task in listed if isinstance(task, dict) and "task" in task]
 
 
 def task_of_option(option: str) -> str:
