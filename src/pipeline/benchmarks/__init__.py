@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.benchmarks.benchmark import Benchmark, Kind
 from pipeline.benchmarks.described import read_benchmark
 from pipeline.benchmarks.harness import harness_benchmark
-from pipeline.config.harness_tasks import harness_index
+from pipeline.config.harness_tasks import harness_index, included_folder
 from pipeline.errors import PipelineError, close_matches
 
 _MODULES = [import_module(f"{__name__}.{item.name}") for item in pkgutil.iter_modules(__path__)]
@@ -36,8 +36,14 @@ def benchmark_of(task: str) -> Benchmark:
     """Return the benchmark of a task.
 
     Raises:
-        PipelineError: the task is unknown. The error names a similar task.
+        PipelineError: the task is unknown, and the error names a similar task. Or a task file of
+            eval.include_path has the name of a benchmark.
     """
+    folder = included_folder(task)
+    if folder and task in BY_TASK:
+        raise PipelineError(
+            f"{task} of eval.include_path={folder} has the name of a benchmark. Rename the task."
+        )
     benchmark = find_benchmark(task)
     if benchmark:
         return benchmark
@@ -100,10 +106,9 @@ def scored_files(data_root: Path) -> dict[str, list[Path]]:
     """
     files_of = {}
     for name, benchmark in BENCHMARKS.items():
-        files = benchmark.files(data_root)
         if benchmark.built_from:
-            files = [
-                data_root / file for file in benchmark.compared if (data_root / file).is_file()
-            ]
+            files = list(filter(Path.is_file, map(data_root.joinpath, benchmark.compared)))
+        else:
+            files = benchmark.files(data_root)
         files_of[name] = [path for path in files if path.name != benchmark.exemplar_file]
     return files_of

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.benchmarks import BY_TASK, benchmark_of, kind_of, lower_is_better, primary_metric
-from pipeline.config.evaluation import Eval, EvalTask, settle_products
+from pipeline.benchmarks import benchmark_of, kind_of, lower_is_better, primary_metric
+from pipeline.config.evaluation import Eval, settle_products
 from pipeline.config.harness_tasks import files_of_task, include, included_folder
 from pipeline.config.stages import EvalStage
 from pipeline.errors import PipelineError
@@ -29,7 +29,7 @@ from pipeline.stages.resolver import Draft, Resolver, label_of
 
 def build(config: EvalStage, resolver: Resolver) -> Draft:
     if config.eval.include_path is not None:
-        include_tasks(config.eval.include_path, config.eval.tasks)
+        include(config.eval.include_path)
     refuse_sampling(config.eval)
     if config.eval.chat_template:
         date_of_templates(config.eval.template_date, "eval.template_date")
@@ -80,16 +80,6 @@ def question_parents(config: EvalStage, resolver: Resolver) -> dict[str, Parent]
     if task_folder:
         parents["include_path"] = External.of_files(task_folder, files_of_task(task.task))
     return parents
-
-
-def include_tasks(folder: str, tasks: Iterable[EvalTask]) -> None:
-    include(folder)
-    for task in tasks:
-        if task.task in BY_TASK and included_folder(task.task):
-            raise PipelineError(
-                f"{task.task} of eval.include_path={folder} has the name of a benchmark. Rename"
-                " the task."
-            )
 
 
 def with_base(config: EvalStage, resolver: Resolver) -> EvalStage:
