@@ -83,7 +83,7 @@ def load_tasks(specs: Sequence[TaskSpec], lock: Lock) -> list[Task]:
             raise _unreadable(spec, error, bool(sets), refusals) from error
         _refuse_too_few_rows(spec, tasks[-1])
         if included_folder(spec.part or spec.task):
-            _refuse_misread_rows(spec, tasks[-1])
+            _refuse_wrong_task(spec, tasks[-1])
     return tasks
 
 
@@ -117,7 +117,7 @@ def _unreadable(
     return PipelineError(f"The data of {spec.name} cannot be read ({problem}). {remedy}.")
 
 
-def _refuse_misread_rows(spec: TaskSpec, task: Any) -> None:
+def _refuse_wrong_task(spec: TaskSpec, task: Any) -> None:
     """Raise PipelineError if a user's task file names a missing column, metric or target.
 
     The harness takes the name of a missing column as text. It counts every answer as wrong if the

@@ -169,8 +169,8 @@ class TiesMerge:
                 self.vectors_of, names, kept_count(self.config.density, self.size), threads
             )
         self.limits = np.array(limits, np.float32)
-        if sum(in_threads(self.sign_balance, names, threads)) < 0:
-            self.majority = -1.0
+        balance = sum(in_threads(self.sign_balance, names, threads))
+        self.majority = 1.0 if balance >= 0 else -1.0
 
     def vectors_of(self, name: str) -> Iterator[Vectors]:
         return (vectors for *_, vectors in vector_pieces(self.experts, self.base, name))

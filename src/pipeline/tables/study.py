@@ -110,9 +110,10 @@ def expand_study(study: Words, file: str) -> Words:
         mistakes.report()  # a wrong expert would cause mistakes of its merges
     merges, pair_of = merges_of(study, file, experts, sides, mistakes)
     for settings in experts.values():
-        folder = Path(str(settings.get("checkpoint")))
-        if base and is_adapter(folder) and not (folder / MANIFEST).is_file():  # of no run
-            settings["eval.base"] = "base"
+        if base and "checkpoint" in settings:
+            folder = Path(str(settings["checkpoint"]))
+            if is_adapter(folder) and not (folder / MANIFEST).is_file():  # no run made it
+                settings["eval.base"] = "base"
     taken = {"base", *experts}.intersection(merges) or {"base"}.intersection(experts)
     if taken:
         problem = "the base or an expert has this name already. Rename the expert or the method."
